@@ -1,0 +1,276 @@
+"""The callback: measures the batch time, agrees it over ranks, feeds the controller, swaps the plan, logs."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+import torch
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
+
+from lightning_prio.agreement import AgreedTime
+from lightning_prio.clock import Clock, clock_for
+from lightning_prio.comm_hook import CommState
+from lightning_prio.controller import PriorityController
+
+_NUM_EVENTS_SHOWN = 20
+_NUM_STEPS_UNTIL_WARNING = 100
+
+
+@runtime_checkable
+class PrioStrategy(Protocol):
+    """What the callback asks of the strategy."""
+
+    comm_state: CommState | None
+    controller: PriorityController | None
+    warmup_steps: int
+    num_checkpoints: int
+    root_device: torch.device
+    world_size: int
+
+
+@dataclass(frozen=True)
+class StepStamps:
+    """Stamps of one optimizer step; `start` is None if it did not begin where the step before ended."""
+
+    start: Any | None
+    last_launch: Any | None
+    after_backward: Any | None
+    end: Any
+
+
+class PrioritySchedulerMixin:
+    """Runs the method around each optimizer step: Lightning's hooks, without Lightning.
+
+    The strategy adds one by itself, as the first callback. List one yourself only to place it elsewhere or to
+    subclass it; all settings are the strategy's.
+
+    Batch time is what lies between the end of one optimizer step and the end of the next: from start to end it would
+    contain, on a fast rank, the wait for another rank's data loader. A step that was interrupted (by validation, a
+    checkpoint, the turn of an epoch) is no evidence, and neither are the first `warmup_steps` of a fit.
+
+    Attributes:
+        namespace: The package whose Trainer this callback belongs to.
+        counterpart: Where to find the class for the other package's Trainer.
+    """
+
+    namespace: ClassVar[str]
+    counterpart: ClassVar[str]
+
+    def __init__(self) -> None:
+        self._restored: dict[str, Any] | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self._controller: PriorityController | None = None
+        self._world_size = 0
+        self._agreement: AgreedTime | None = None
+        self._clock: Clock | None = None
+        self._pending: deque[StepStamps] = deque()
+        self._step_start: Any | None = None
+        self._last_launch: Any | None = None
+        self._after_backward: Any | None = None
+        self._num_steps = 0  # of this fit
+        self._num_logged_steps = 0  # since training began, over resumes
+        self._num_steps_without_time = 0
+        self._num_hook_calls = 0
+        self._num_checkpoints = 0
+        self._global_step = 0
+        self._comm_wait: float | None = None
+
+    # -- life cycle
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Check that Trainer, strategy and callback belong together.
+
+        Raises:
+            ValueError: If they do not.
+        """
+        name = type(self).__name__
+        if not any(
+            base.__module__.partition(".")[0] == self.namespace.partition(".")[0] for base in type(trainer).__mro__
+        ):
+            raise ValueError(
+                f"{type(self).__module__}.{name} belongs to {self.namespace}.Trainer, but was handed to"
+                f" {type(trainer).__module__}.{type(trainer).__name__}: use {self.counterpart}.{name} there"
+            )
+        if not isinstance(trainer.strategy, PrioStrategy):
+            raise ValueError(
+                f"{name} needs Trainer(strategy='prio_ddp'), got {type(trainer.strategy).__name__};"
+                f" choose that strategy or remove the callback"
+            )
+        if stage == "fit":
+            self._reset()
+            self._restored = None
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """The strategy has been set up: begin to measure."""
+        strategy = trainer.strategy
+        comm_state, controller = strategy.comm_state, strategy.controller
+        assert comm_state is not None, "the strategy makes it in setup"
+        assert controller is not None, "the strategy makes it in setup"
+        self._controller = controller
+        self._world_size = strategy.world_size
+        self._agreement = AgreedTime(comm_state.lanes.control)
+        self._clock = clock_for(strategy.root_device)
+        comm_state.on_last_launch = self._stamp_last_launch
+        if self._restored is not None:
+            self._restore(self._restored, controller)
+            self._restored = None
+        comm_state.plan = comm_state.plan.with_levels(controller.begin_batch())
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self._global_step = trainer.global_step
+        self._num_logged_steps = self._num_logged_steps or trainer.global_step
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Read what is still on its way, and say what was done."""
+        if self._agreement is not None:
+            self._agreement.result()
+        controller = self._controller
+        if controller is None:
+            return
+        events = list(controller.events)[-_NUM_EVENTS_SHOWN:]
+        lines = [
+            f"lightning_prio: {controller.num_raises} raises, {controller.num_lowers} lowerings,"
+            f" levels now {list(controller.levels)}, minimum batch time {controller.min_batch_time:.6f} s,"
+            f" threshold {controller.threshold:.6f} s"
+        ]
+        if events:
+            lines.append(f"The last {len(events)} of {len(controller.events)} events:")
+            lines.extend(f"  {event}" for event in events)
+        rank_zero_info("\n".join(lines))
+
+    def state_dict(self) -> dict[str, Any]:
+        if self._controller is None:
+            return {}
+        return {
+            "controller": self._controller.state_dict(),
+            "world_size": self._world_size,
+            "num_steps": self._num_logged_steps,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Keep the state until the strategy has made its controller, which is after callbacks are restored."""
+        self._restored = state_dict or None
+
+    def _restore(self, state: dict[str, Any], controller: PriorityController) -> None:
+        saved = dict(state["controller"])
+        if len(saved["levels"]) != len(controller.levels) or max(saved["levels"]) >= controller.num_levels:
+            rank_zero_warn(
+                f"lightning_prio: the checkpoint's levels {saved['levels']} do not fit {len(controller.levels)} groups"
+                f" and {controller.num_levels} levels: all groups begin at level 0"
+            )
+            saved["levels"] = [0] * len(controller.levels)
+        controller.load_state_dict(saved)
+        self._num_logged_steps = int(state["num_steps"])
+        if state["world_size"] != self._world_size:
+            controller.reset_minimum()
+            rank_zero_info(
+                f"lightning_prio: the checkpoint was saved with world size {state['world_size']}, this run has"
+                f" {self._world_size}: the minimum batch time is measured anew"
+            )
+
+    # -- interruptions
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        self._step_start = None  # the data loader begins anew
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        self._step_start = None
+
+    # -- each step
+
+    def _stamp_last_launch(self) -> None:
+        assert self._clock is not None
+        self._last_launch = self._clock.stamp()
+
+    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+        if self._last_launch is not None:
+            assert self._clock is not None
+            self._after_backward = self._clock.stamp()
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """At the end of each optimizer step: judge the step before, change the plan for the next.
+
+        [Note: equal steps]
+        What decides here whether a collective is started (the optimizer stepped, the hook ran) is equal on all ranks;
+        whether this rank has a valid time is not, and so only changes *what* it contributes. A rank that left the
+        collective out would leave the others waiting in it.
+        """
+        comm_state = trainer.strategy.comm_state
+        stepped = trainer.global_step != self._global_step
+        synchronised = comm_state.num_hook_calls != self._num_hook_calls
+        if not (stepped and synchronised):
+            return
+        assert self._controller is not None
+        assert self._agreement is not None
+        self._global_step = trainer.global_step
+        self._num_hook_calls = comm_state.num_hook_calls
+        self._num_steps += 1
+        self._num_logged_steps += 1
+
+        agreed = self._agreement.result()
+        self._agreement.start(self._measure(trainer.strategy))
+        if agreed is not None:
+            self._controller.end_batch(agreed)
+        plan = comm_state.plan
+        order = comm_state.take_observed_order()
+        if order is not None:
+            plan = plan.with_order(order)
+        comm_state.plan = plan.with_levels(self._controller.begin_batch())
+        if trainer.log_every_n_steps and self._num_logged_steps % trainer.log_every_n_steps == 0:
+            self._log(trainer, agreed)
+
+    def _measure(self, strategy: PrioStrategy) -> float | None:
+        """This rank's seconds for the latest step whose stamps can be read; None if that step is no evidence."""
+        assert self._clock is not None
+        if strategy.num_checkpoints != self._num_checkpoints:
+            self._num_checkpoints = strategy.num_checkpoints
+            self._step_start = None
+        end = self._clock.stamp()
+        in_warmup = self._num_steps <= strategy.warmup_steps
+        start = None if in_warmup else self._step_start
+        self._pending.append(StepStamps(start, self._last_launch, self._after_backward, end))
+        self._step_start, self._last_launch, self._after_backward = end, None, None
+        if len(self._pending) <= self._clock.lag:
+            return None
+        step = self._pending.popleft()
+        if step.last_launch is not None and step.after_backward is not None:
+            self._comm_wait = self._clock.seconds_between(step.last_launch, step.after_backward)
+        seconds = None if step.start is None else self._clock.seconds_between(step.start, step.end)
+        self._warn_without_time(seconds, in_warmup)
+        return seconds
+
+    def _warn_without_time(self, seconds: float | None, in_warmup: bool) -> None:
+        if seconds is not None:
+            self._num_steps_without_time = 0
+        elif not in_warmup:
+            self._num_steps_without_time += 1
+            if self._num_steps_without_time == _NUM_STEPS_UNTIL_WARNING:
+                rank_zero_warn(
+                    f"lightning_prio: none of the last {_NUM_STEPS_UNTIL_WARNING} steps ran without validation, a"
+                    " checkpoint or the turn of an epoch in it, so there is no batch time to judge and levels stay as"
+                    " they are; validate or save less often, or make epochs longer"
+                )
+
+    def _log(self, trainer: Any, agreed: float | None) -> None:
+        assert self._controller is not None
+        if not trainer.is_global_zero:
+            return
+        controller = self._controller
+        metrics: dict[str, float | None] = {
+            "prio/batch_time": agreed,
+            "prio/comm_wait": self._comm_wait,
+            "prio/count": controller.count,
+            "prio/raised": sum(controller.levels),
+            **{f"prio/level_{index}": level for index, level in enumerate(controller.levels)},
+        }
+        if controller.min_batch_time < float("inf"):
+            metrics["prio/min_batch_time"] = controller.min_batch_time
+            metrics["prio/threshold"] = controller.threshold
+        known = {name: value for name, value in metrics.items() if value is not None}
+        for logger in trainer.loggers:
+            # self.log of this step is recorded under the number of steps before it
+            logger.log_metrics(known, step=self._num_logged_steps - 1)

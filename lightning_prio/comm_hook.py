@@ -1,0 +1,168 @@
+"""The DDP communication hook: slices each bucket by group and sends each slice in its group's lane.
+
+[Note: one plan]
+Two ranks that issue collectives on one process group in different orders, or put the same slice on different groups,
+deadlock: each waits for the other's first. DDP launches its buckets in one order on all ranks; within a bucket the
+slices go in bucket order; the lane follows from the plan. So the launches are equal on all ranks exactly if the plan
+is, and the plan is only replaced between optimizer steps, from values that all ranks share (`CommState.plan`).
+
+No postponed annotations in this module: DDP compares the hook's annotations with the classes themselves.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Optional, TypeAlias
+
+import torch
+import torch.distributed as dist
+
+from lightning_prio.lanes import LaneSet
+from lightning_prio.plan import Plan
+
+GradBucket: TypeAlias = dist.GradBucket  # type: ignore[name-defined,attr-defined]  # torch's stubs lack it
+
+# DDP builds its final buckets, in the order in which the gradients came, before the second synchronised backward.
+_OBSERVED_BACKWARD = 2
+
+
+@dataclass(frozen=True)
+class BucketSlice:
+    """Consecutive elements of a bucket that belong to one group; `start` and `stop` count along dimension 0."""
+
+    group: int
+    start: int
+    stop: int
+
+
+class CommState:
+    """What the hook works on: the plan, the lanes, and what it has seen.
+
+    Args:
+        plan: The plan to begin with.
+        parameters: The model's parameters by name; they are kept alive so that their ids stay theirs.
+        lanes: Where to send.
+        rebuilds_buckets: Whether DDP will rebuild its buckets in the order in which gradients come.
+
+    Attributes:
+        num_hook_calls: How often the hook ran; equal on all ranks between steps.
+        on_last_launch: Called when the last bucket of a backward has been launched.
+    """
+
+    def __init__(
+        self, plan: Plan, parameters: Mapping[str, torch.nn.Parameter], lanes: LaneSet, rebuilds_buckets: bool
+    ) -> None:
+        self.lanes = lanes
+        self.num_hook_calls = 0
+        self.on_last_launch: Optional[Callable[[], None]] = None
+        self._parameters = dict(parameters)
+        self._name_of = {id(parameter): name for name, parameter in self._parameters.items()}
+        self._plan = plan
+        self._slices: dict[tuple[int, ...], tuple[BucketSlice, ...]] = {}
+        self._rebuilds_buckets = rebuilds_buckets
+        self._num_backwards = 0
+        self._arrived: list[str] = []
+        self._observed_order: Optional[tuple[str, ...]] = None
+
+    @property
+    def plan(self) -> Plan:
+        """The plan in force. Set it between optimizer steps only, at a step that all ranks know: [Note: one plan]."""
+        return self._plan
+
+    @plan.setter
+    def plan(self, plan: Plan) -> None:
+        assert plan.group_of.keys() == self._plan.group_of.keys(), "a plan covers the same parameters for ever"
+        assert len(plan.groups) == len(self._plan.groups), "the lanes were made for this number of groups"
+        if plan.groups != self._plan.groups:
+            self._slices.clear()
+        self._plan = plan
+
+    def take_observed_order(self) -> Optional[tuple[str, ...]]:
+        """The order in which the gradients really came, once it is known; afterwards None.
+
+        It is the order of DDP's rebuilt buckets, which DDP itself takes from rank 0 and gives to all ranks, and it is
+        known after the same backward everywhere.
+        """
+        order, self._observed_order = self._observed_order, None
+        return order
+
+    def slices(self, bucket: GradBucket) -> tuple[BucketSlice, ...]:
+        """Where in the bucket's buffer each group's elements lie, in bucket order.
+
+        Looked up by the bucket's parameters, never by its index: DDP rebuilds its buckets after the first backward.
+        """
+        parameters = bucket.parameters()
+        key = tuple(map(id, parameters))
+        if key not in self._slices:
+            found: list[BucketSlice] = []
+            start = 0
+            for parameter in parameters:
+                # A buffer has one row per element, also where it views complex numbers as pairs of reals.
+                stop = start + parameter.numel()
+                group = self._plan.group_of[self._name_of[id(parameter)]]
+                if found and found[-1].group == group:
+                    found[-1] = BucketSlice(group, found[-1].start, stop)
+                else:
+                    found.append(BucketSlice(group, start, stop))
+                start = stop
+            self._slices[key] = tuple(piece for piece in found if piece.stop > piece.start)
+        return self._slices[key]
+
+    def launched(self, bucket: GradBucket) -> None:
+        """Take note of a bucket that has been launched."""
+        self.num_hook_calls += 1
+        is_last = bucket.is_last()
+        if self._rebuilds_buckets and self._num_backwards < _OBSERVED_BACKWARD:
+            self._arrived.extend(self._name_of[id(parameter)] for parameter in bucket.parameters())
+            if is_last:
+                self._num_backwards += 1
+                if self._num_backwards == _OBSERVED_BACKWARD:
+                    self._observed_order = tuple(self._arrived)
+                self._arrived.clear()
+        if is_last and self.on_last_launch is not None:
+            self.on_last_launch()
+
+
+def prio_allreduce_hook(state: CommState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Average a bucket over all ranks, each group's part in its lane at its level.
+
+    A registered hook takes over the division: each element is scaled once, before the sum so that half precision does
+    not overflow, and by the reciprocal, as DDP does without a hook.
+
+    Args:
+        state: The plan and the lanes.
+        bucket: The bucket that became ready.
+
+    Returns:
+        A future of the bucket's own buffer, complete when the last slice is.
+    """
+    buffer: torch.Tensor = bucket.buffer()
+    plan = state.plan
+    buffer.mul_(1.0 / dist.get_world_size())
+    if buffer.is_sparse:  # DDP gives a sparse gradient a bucket of its own
+        pieces = [(state.slices(bucket)[0].group, buffer)]
+    else:
+        pieces = [(piece.group, buffer[piece.start : piece.stop]) for piece in state.slices(bucket)]
+    futures: list[torch.futures.Future[Any]] = []
+    for group, piece in pieces:
+        level = plan.levels[group]
+        lane = state.lanes.lane(group, level)
+        with torch.profiler.record_function(f"prio::group{group}::level{level}"):
+            work = dist.all_reduce(piece, group=lane.process_group, async_op=True)  # noqa: TID251 - the one place
+        assert work is not None
+        futures.append(work.get_future())
+    state.launched(bucket)
+
+    def finish(_: torch.futures.Future[Any]) -> torch.Tensor:
+        # wait, not value: on CUDA a future is complete as soon as its kernel is queued, and only `wait` makes the
+        # stream on which DDP goes on wait for it; it is also what raises a failed slice's error.
+        for future in futures:
+            future.wait()
+        return buffer
+
+    if not futures:  # nothing but parameters without elements
+        finished: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        finished.set_result(buffer)
+        return finished
+    if len(futures) == 1:
+        return futures[0].then(finish)
+    return torch.futures.collect_all(futures).then(finish)

@@ -1,0 +1,215 @@
+"""The controller: batch times in, levels out.
+
+The published method to the letter, for every batch:
+
+1. If `count > count_threshold`: lower the tail groups by the policy, set `count = 0`.
+2. Train the batch; measure the batch time `t`.
+3. `t < minimum`: `minimum = t`, `count += 1`;
+   `minimum <= t < minimum + coefficient`: `count += 1`;
+   `t >= minimum + coefficient`: raise tail groups by the policy.
+
+Pure: no clock, no process group. Every rank feeds it the same seconds and so gets the same levels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from lightning_prio.checks import check_integer, check_positive
+from lightning_prio.policies import Policy, TailFirst
+
+MAX_NUM_EVENTS = 10_000
+"""Older events are dropped: a run of weeks must not grow without bound."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """One decision of the controller.
+
+    Attributes:
+        batch: Number of batches observed when it was taken, counted from 1.
+        kind: What happened.
+        levels: The levels of all groups after it.
+        reason: Why, in words and figures (seconds).
+    """
+
+    batch: int
+    kind: Literal["minimum", "raise", "lower"]
+    levels: tuple[int, ...]
+    reason: str
+
+    def __str__(self) -> str:
+        return f"batch {self.batch}: {self.kind}, levels {list(self.levels)}: {self.reason}"
+
+
+class PriorityController:
+    """Decides the level of each group from the batch times.
+
+    Args:
+        num_groups: Number of groups.
+        num_levels: Number of levels; 2 means ordinary and raised.
+        min_batch_time: Preset minimum batch time in seconds; without one the first batch sets it.
+        coefficient: What a batch may take above the minimum: seconds, or a percentage of the minimum such as `"5%"`.
+        count_threshold: Number of good batches which must be exceeded before levels are lowered.
+        policy: Which groups to raise and lower; it must be a pure function, or ranks would decide differently.
+
+    Attributes:
+        num_levels: Number of levels.
+        levels: The current level of each group, head first.
+        count: Good batches since the last lowering.
+        min_batch_time: The current minimum in seconds, infinite before the first batch.
+        events: The latest decisions, oldest first.
+        num_raises: Number of raises since the start.
+        num_lowers: Number of lowerings since the start.
+
+    Raises:
+        ValueError: On a value out of range, naming the argument and the value.
+    """
+
+    def __init__(
+        self,
+        num_groups: int,
+        *,
+        num_levels: int = 2,
+        min_batch_time: float | None = None,
+        coefficient: float | str = "5%",
+        count_threshold: int = 20,
+        policy: Policy | None = None,
+    ) -> None:
+        check_integer("num_groups", num_groups, at_least=1)
+        check_integer("num_levels", num_levels, at_least=2)
+        check_integer("count_threshold", count_threshold, at_least=0)
+        if min_batch_time is not None:
+            check_positive("min_batch_time", min_batch_time, "seconds")
+        self._margin = parse_coefficient(coefficient)
+        self._preset = math.inf if min_batch_time is None else float(min_batch_time)
+        self.num_levels = num_levels
+        self._count_threshold = count_threshold
+        self._policy: Policy = TailFirst() if policy is None else policy
+        self._num_batches = 0
+        self.levels: tuple[int, ...] = (0,) * num_groups
+        self.count = 0
+        self.min_batch_time = self._preset
+        self.events: deque[Event] = deque(maxlen=MAX_NUM_EVENTS)
+        self.num_raises = 0
+        self.num_lowers = 0
+
+    @property
+    def threshold(self) -> float:
+        """Seconds from which on a batch is slow: minimum + coefficient; infinite before the first batch."""
+        return self.min_batch_time + self._margin(self.min_batch_time)
+
+    def begin_batch(self) -> tuple[int, ...]:
+        """Step 1: lower if there were enough good batches.
+
+        Returns:
+            The levels at which the batch must be trained.
+        """
+        if self.count > self._count_threshold:
+            reason = f"{self.count} good batches, more than count_threshold {self._count_threshold}"
+            self.count = 0
+            if self._change("lower", self._policy.lower_levels(self.levels, self.num_levels), reason):
+                self.num_lowers += 1
+        return self.levels
+
+    def end_batch(self, batch_time: float) -> tuple[int, ...]:
+        """Step 3: judge the time that the batch took.
+
+        Args:
+            batch_time: Seconds, equal on all ranks.
+
+        Returns:
+            The levels after the decision.
+
+        Raises:
+            ValueError: If `batch_time` is not a finite number above 0.
+        """
+        check_positive("batch_time", batch_time, "seconds")
+        self._num_batches += 1
+        if batch_time < self.min_batch_time:
+            previous = "none" if math.isinf(self.min_batch_time) else f"{self.min_batch_time:.6f} s"
+            self.min_batch_time = batch_time
+            self.count += 1
+            self._record("minimum", f"batch time {batch_time:.6f} s, minimum before {previous}")
+        elif batch_time < self.threshold:
+            self.count += 1
+        else:
+            reason = (
+                f"batch time {batch_time:.6f} s reached the threshold {self.threshold:.6f} s"
+                f" (minimum {self.min_batch_time:.6f} s)"
+            )
+            if self._change("raise", self._policy.raise_levels(self.levels, self.num_levels), reason):
+                self.num_raises += 1
+        return self.levels
+
+    def reset_minimum(self) -> None:
+        """Forget the measured minimum, as the work or the machines changed; a preset one stays."""
+        self.min_batch_time = self._preset
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers and lists: what is needed to go on deciding as if never interrupted. Events are not kept."""
+        return {
+            "levels": list(self.levels),
+            "count": self.count,
+            "min_batch_time": self.min_batch_time,
+            "num_batches": self._num_batches,
+            "num_raises": self.num_raises,
+            "num_lowers": self.num_lowers,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up a saved state.
+
+        Raises:
+            ValueError: If its levels do not fit this controller's groups and levels.
+        """
+        self.levels = self._checked(state["levels"], "the saved levels")
+        self.count = int(state["count"])
+        self.min_batch_time = float(state["min_batch_time"])
+        self._num_batches = int(state["num_batches"])
+        self.num_raises = int(state["num_raises"])
+        self.num_lowers = int(state["num_lowers"])
+
+    def _change(self, kind: Literal["raise", "lower"], levels: Any, reason: str) -> bool:
+        checked = self._checked(levels, f"policy {type(self._policy).__name__}")
+        if checked == self.levels:  # already at the top, or at the bottom
+            return False
+        self.levels = checked
+        self._record(kind, reason)
+        return True
+
+    def _record(self, kind: Literal["minimum", "raise", "lower"], reason: str) -> None:
+        self.events.append(Event(self._num_batches, kind, self.levels, reason))
+
+    def _checked(self, levels: Any, origin: str) -> tuple[int, ...]:
+        checked: tuple[int, ...] = tuple(levels)
+        if len(checked) != len(self.levels) or any(
+            not isinstance(level, int) or not 0 <= level < self.num_levels for level in checked
+        ):
+            raise ValueError(
+                f"{origin}: expected {len(self.levels)} integer levels from 0 to {self.num_levels - 1}, got {checked!r}"
+            )
+        return checked
+
+
+def parse_coefficient(coefficient: float | str) -> Callable[[float], float]:
+    """Turn `0.02` (seconds) or `"5%"` (of the minimum) into seconds above a given minimum.
+
+    Raises:
+        ValueError: If it is neither, or not above 0.
+    """
+    if isinstance(coefficient, str):
+        number, percent, rest = coefficient.strip().partition("%")
+        try:
+            share = float(number) / 100
+        except ValueError:
+            share = math.nan
+        if not percent or rest or not math.isfinite(share) or share <= 0:
+            raise ValueError(f"coefficient must be seconds or a percentage above 0 such as '5%', got {coefficient!r}")
+        return lambda minimum: minimum * share
+    check_positive("coefficient", coefficient, "seconds (or a percentage such as '5%')")
+    return lambda minimum: float(coefficient)

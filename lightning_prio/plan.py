@@ -1,0 +1,97 @@
+"""The plan: which parameter belongs to which group, and at which level each group stands.
+
+Immutable. It is swapped whole between optimizer steps, never changed: a backward pass that had seen half of a change
+would launch its collectives in another order, or on another process group, than the other ranks, and every rank would
+wait for ever for the others' first.
+
+Pure: a function of values that are equal on all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from lightning_prio.groups import Grouping, TaskGroup
+from lightning_prio.tasks import GradientTask, ParameterSpec, observed_sequence, task_sequence
+
+_MB = 1024 * 1024
+_MIN_BUCKET_CAP_MB = 0.25
+_MAX_BUCKET_CAP_MB = 25.0
+_BUCKETS_PER_GROUP = 2
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Groups and their levels.
+
+    Attributes:
+        grouping: The rule that made the groups.
+        groups: Head first.
+        levels: One level for each group; 0 is the ordinary class, larger is more urgent.
+    """
+
+    grouping: Grouping
+    groups: tuple[TaskGroup, ...]
+    levels: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        assert len(self.levels) == len(self.groups), (self.levels, len(self.groups))
+
+    @classmethod
+    def initial(cls, parameters: Sequence[ParameterSpec], grouping: Grouping) -> Plan:
+        """The plan before anything was observed: layers in reverse order of registration, every level 0.
+
+        Args:
+            parameters: All trainable parameters in registration order.
+            grouping: The rule that makes the groups.
+        """
+        groups = grouping.apply(task_sequence(parameters))
+        return cls(grouping, groups, (0,) * len(groups))
+
+    @property
+    def tasks(self) -> tuple[GradientTask, ...]:
+        """The task sequence."""
+        return tuple(task for group in self.groups for task in group.tasks)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(group.num_bytes for group in self.groups)
+
+    @cached_property
+    def group_of(self) -> dict[str, int]:
+        """Group index by parameter name."""
+        return {
+            parameter.name: group.index
+            for group in self.groups
+            for task in group.tasks
+            for parameter in task.parameters
+        }
+
+    def priority(self, group: int) -> int:
+        """`level * num_groups + position`: compares any two groups of the job."""
+        return self.levels[group] * len(self.groups) + group
+
+    def with_levels(self, levels: Sequence[int]) -> Plan:
+        """The same groups at other levels."""
+        return replace(self, levels=tuple(levels))
+
+    def with_order(self, parameter_order: Sequence[str]) -> Plan:
+        """Regroup by the order in which the gradients really came; a level stays with its position.
+
+        Args:
+            parameter_order: Names of all parameters in the order in which backpropagation finished them; equal on all
+                ranks.
+        """
+        return replace(self, groups=self.grouping.apply(observed_sequence(self.tasks, parameter_order)))
+
+    @property
+    def bucket_cap_mb(self) -> float:
+        """A DDP bucket cap, in MiB, that gives every group about two buckets.
+
+        DDP launches a bucket when all of it is ready, so a group cannot go before the buckets it lies in are full. The
+        bounds keep tiny models from paying a launch per layer, and large ones at DDP's own default.
+        """
+        cap_mb = self.num_bytes / _MB / (_BUCKETS_PER_GROUP * max(1, len(self.groups)))
+        return min(max(cap_mb, _MIN_BUCKET_CAP_MB), _MAX_BUCKET_CAP_MB)

@@ -1,0 +1,274 @@
+"""The strategy: wires plan, lanes, hook and callback into DDPStrategy's own steps.
+
+What is Lightning's own and private is overridden or read here and nowhere else: `_ddp_kwargs`, `_ddp_comm_wrapper`,
+`_timeout`, `_register_ddp_hooks`; `tests/test_strategy.py` notices when one of them changes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Optional, Union
+
+from lightning_utilities.core.rank_zero import rank_zero_warn
+from torch.nn import Module
+from torch.nn.parallel import DistributedDataParallel
+
+from lightning_prio.callback import PrioritySchedulerMixin
+from lightning_prio.checks import check_choice, check_integer, check_positive
+from lightning_prio.comm_hook import CommState, prio_allreduce_hook
+from lightning_prio.controller import PriorityController
+from lightning_prio.groups import Grouping, GroupingScheme, SmallRatioScheme
+from lightning_prio.lanes import LaneSet, check_traffic_class
+from lightning_prio.plan import Plan
+from lightning_prio.policies import Policy, TailFirst
+from lightning_prio.tasks import trainable_parameters
+
+if TYPE_CHECKING:
+    # For the type checker alone: either namespace's class will do.
+    from pytorch_lightning.strategies import DDPStrategy as _DDPStrategy  # noqa: TID251
+else:
+    _DDPStrategy = object
+
+_START_METHODS = {"prio_ddp": "popen", "prio_ddp_spawn": "spawn", "prio_ddp_fork": "fork", "prio_ddp_notebook": "fork"}
+_POLICIES = {"tail_first": TailFirst}
+# Arguments of DDPStrategy and DistributedDataParallel that send gradients past our hook, or not to all ranks.
+_UNUSABLE = (
+    "ddp_comm_hook",
+    "ddp_comm_state",
+    "model_averaging_period",
+    "process_group",
+    "delay_all_reduce_named_params",
+    "param_to_hook_all_reduce",
+)
+
+
+class PrioDDPMixin(_DDPStrategy):
+    """DDP whose gradient communication is scheduled by priority.
+
+    The results are those of `ddp`. Give it to the Trainer by name, `Trainer(strategy="prio_ddp")`, or as an object to
+    set the arguments below; all arguments of Lightning's `DDPStrategy` and of torch's `DistributedDataParallel` are
+    accepted besides, except those that would send gradients past our hook (`ddp_comm_hook`, `ddp_comm_state`,
+    `model_averaging_period`) or not to all ranks (`process_group`, delayed all-reduce of named parameters).
+
+    Args:
+        num_groups: Number of groups of layers whose level is adjusted together. Cut to the number of layers with
+            trainable parameters, with a warning.
+        num_levels: Number of levels; 2 means ordinary and raised.
+        grouping: `"ratio"`: by number of layers, as `ratio_threshold` and `small_ratio_scheme` say; `"bytes"`: groups
+            of about equal bytes.
+        ratio_threshold: Layers per group above which `"ratio"` makes even parts.
+        small_ratio_scheme: What `"ratio"` does below that: `"front_loaded"` or `"triangular"`, see `Grouping`.
+        min_batch_time: Preset minimum batch time in seconds; without it the first step after warm-up sets it.
+        coefficient: What a batch may take above the minimum before it counts as slow: seconds, or a percentage of the
+            minimum such as `"5%"`.
+        count_threshold: Number of good batches which must be exceeded before levels are lowered.
+        policy: `"tail_first"`, or an object with the two methods of `Policy`.
+        warmup_steps: Optimizer steps at the start of each fit whose time is not judged.
+        traffic_class: NCCL traffic class for each level, 0 to 255: a service level on InfiniBand, a ToS byte on RoCE.
+        bucket_cap_mb: DDP's bucket size in MiB. Chosen from the groups unless given: a group can only be sent when the
+            bucket that it lies in is full.
+        find_unused_parameters: As in `DistributedDataParallel`.
+        static_graph: As in `DistributedDataParallel`.
+        gradient_as_bucket_view: As in `DistributedDataParallel`.
+        **kwargs: All other arguments of `DDPStrategy`.
+
+    Attributes:
+        comm_state: What the hook works on, during a fit; None otherwise.
+        controller: The controller of the current or latest fit.
+        num_checkpoints: Number of checkpoints saved so far.
+
+    Raises:
+        ValueError: On a value out of range, naming the argument and the value.
+    """
+
+    scheduler_class: ClassVar[type[PrioritySchedulerMixin]]
+    namespace: ClassVar[str]
+    counterpart: ClassVar[str]
+
+    def __init__(
+        self,
+        *,
+        num_groups: int = 4,
+        num_levels: int = 2,
+        grouping: GroupingScheme = "ratio",
+        ratio_threshold: float = 2.0,
+        small_ratio_scheme: SmallRatioScheme = "front_loaded",
+        min_batch_time: Optional[float] = None,
+        coefficient: Union[float, str] = "5%",
+        count_threshold: int = 20,
+        policy: Union[str, Policy] = "tail_first",
+        warmup_steps: int = 5,
+        traffic_class: Optional[list[int]] = None,
+        bucket_cap_mb: Optional[float] = None,
+        find_unused_parameters: bool = False,
+        static_graph: bool = False,
+        gradient_as_bucket_view: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        _reject_unusable(kwargs)
+        self._grouping = Grouping(num_groups, grouping, ratio_threshold, small_ratio_scheme)
+        check_integer("warmup_steps", warmup_steps, at_least=0)
+        check_traffic_class(traffic_class, num_levels)
+        if bucket_cap_mb is not None:
+            check_positive("bucket_cap_mb", bucket_cap_mb, "MiB")
+        self._controller_kwargs: dict[str, Any] = {
+            "num_levels": num_levels,
+            "min_batch_time": min_batch_time,
+            "coefficient": coefficient,
+            "count_threshold": count_threshold,
+            "policy": _policy(policy),
+        }
+        PriorityController(num_groups, **self._controller_kwargs)  # so that errors come here, before any launch
+        self._num_levels = num_levels
+        self._bucket_cap_mb = bucket_cap_mb
+        self._traffic_class: Optional[Sequence[int]] = traffic_class
+        self._rebuilds_buckets = static_graph or not find_unused_parameters
+        self._lanes: Optional[LaneSet] = None
+        self._initial_plan: Optional[Plan] = None
+        self.warmup_steps = warmup_steps
+        self.comm_state: Optional[CommState] = None
+        self.controller: Optional[PriorityController] = None
+        self.num_checkpoints = 0
+        super().__init__(
+            find_unused_parameters=find_unused_parameters,
+            static_graph=static_graph,
+            gradient_as_bucket_view=gradient_as_bucket_view,
+            **kwargs,
+        )
+
+    def __repr__(self) -> str:
+        # The other namespace's Trainer rejects this object with a message that quotes it: it had better explain.
+        name = type(self).__name__
+        return (
+            f"<{type(self).__module__}.{name} for {self.namespace}.Trainer;"
+            f" with the other namespace's Trainer use {self.counterpart}.{name}>"
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Process groups live in one process alone; Lightning pickles the strategy for spawned ones.
+        return {**self.__dict__, "comm_state": None, "_lanes": None}
+
+    # -- Lightning's steps, in the order in which it takes them
+
+    def connect(self, model: Any) -> None:
+        """Attach the model, and the callback if the user listed none; later would miss its `setup` and its state."""
+        super().connect(model)
+        callbacks = model.trainer.callbacks
+        if not any(isinstance(callback, PrioritySchedulerMixin) for callback in callbacks):
+            callbacks.insert(0, self.scheduler_class())
+
+    def setup_distributed(self) -> None:
+        """Initialise the default process group."""
+        if self._get_process_group_backend() == "nccl":
+            # Several communicators in flight are only safe when all ranks launch in one order; read by NCCL when the
+            # first communicator is made.
+            os.environ.setdefault("NCCL_LAUNCH_ORDER_IMPLICIT", "1")
+        super().setup_distributed()
+
+    def make_plan(self, module: Module) -> Plan:
+        """The plan with which training this model would begin. Starts nothing."""
+        specs = [spec for spec, _ in trainable_parameters(module).values()]
+        plan = Plan.initial(specs, self._grouping)
+        if 0 < len(plan.groups) < self._grouping.num_groups:
+            rank_zero_warn(
+                f"num_groups={self._grouping.num_groups} is more than the {len(plan.groups)} layers that own trainable"
+                f" parameters: there will be {len(plan.groups)} groups"
+            )
+        return plan
+
+    def configure_ddp(self) -> None:
+        """Wrap the model in DDP with our hook, and with buckets that follow the groups unless the user sized them."""
+        assert self.lightning_module is not None
+        plan = self.make_plan(self.lightning_module)
+        users_kwargs = self._ddp_kwargs
+        cap_mb = plan.bucket_cap_mb if self._bucket_cap_mb is None else self._bucket_cap_mb
+        # `bucket_cap_mb_list`, where torch has it, takes precedence, so a user who gives one gets it.
+        self._ddp_kwargs = {**users_kwargs, "bucket_cap_mb": cap_mb}
+        self._initial_plan = plan
+        try:
+            super().configure_ddp()
+        finally:
+            self._ddp_kwargs = users_kwargs
+
+    def _register_ddp_hooks(self) -> None:
+        """Make the lanes and register the hook. DDPStrategy's own acts on CUDA only; ours on every device."""
+        assert isinstance(self.model, DistributedDataParallel)
+        assert self.lightning_module is not None
+        assert self._initial_plan is not None, "configure_ddp makes it"
+        plan, self._initial_plan = self._initial_plan, None
+        self.controller = PriorityController(len(plan.groups), **self._controller_kwargs)
+        self._lanes = LaneSet.create(
+            backend=self._get_process_group_backend(),
+            num_groups=len(plan.groups),
+            num_levels=self._num_levels,
+            timeout=self._timeout,
+            traffic_class=self._traffic_class,
+        )
+        parameters = {name: parameter for name, (_, parameter) in trainable_parameters(self.lightning_module).items()}
+        self.comm_state = CommState(plan, parameters, self._lanes, self._rebuilds_buckets)
+        wrapper = self._ddp_comm_wrapper
+        hook = prio_allreduce_hook if wrapper is None else wrapper(prio_allreduce_hook)
+        self.model.register_comm_hook(self.comm_state, hook)
+
+    def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        """Save, and let the callback know that the step was interrupted."""
+        self.num_checkpoints += 1
+        super().save_checkpoint(*args, **kwargs)
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Keep Lightning's advice, but with our names in it."""
+        super().on_exception(exception)
+        if exception.args and isinstance(exception.args[0], str):
+            advice = exception.args[0].replace("strategy='ddp_", "strategy='prio_ddp_")
+            exception.args = (advice.replace("strategy=DDPStrategy(", "strategy=PrioDDPStrategy("), *exception.args[1:])
+
+    def teardown(self) -> None:
+        """Unwrap the model, then close the lanes; waits for no other rank."""
+        try:
+            super().teardown()
+        finally:
+            self.comm_state = None
+            lanes, self._lanes = self._lanes, None
+            if lanes is not None:
+                lanes.close()
+
+    @classmethod
+    def register_strategies(cls, strategy_registry: Any) -> None:
+        """Register the twelve names, with the flags that DDPStrategy gives to its own twelve."""
+        for name, start_method in _START_METHODS.items():
+            strategy_registry.register(
+                name,
+                cls,
+                description=f"Prioritised DDP with `start_method` '{start_method}'",
+                start_method=start_method,
+            )
+            for find_unused in (False, True):
+                strategy_registry.register(
+                    f"{name}_find_unused_parameters_{str(find_unused).lower()}",
+                    cls,
+                    description=f"Prioritised DDP with `find_unused_parameters` as {find_unused} and `start_method`"
+                    f" '{start_method}'",
+                    find_unused_parameters=find_unused,
+                    start_method=start_method,
+                )
+
+
+def _policy(policy: Union[str, Policy]) -> Policy:
+    if isinstance(policy, str):
+        check_choice("policy", policy, tuple(_POLICIES))
+        return _POLICIES[policy]()
+    if not isinstance(policy, Policy):
+        raise ValueError(
+            f"policy must be one of {sorted(_POLICIES)} or have raise_levels and lower_levels, got {policy!r}"
+        )
+    return policy
+
+
+def _reject_unusable(kwargs: dict[str, Any]) -> None:
+    for argument in _UNUSABLE:
+        if kwargs.get(argument) is not None:
+            raise ValueError(
+                f"{argument}={kwargs[argument]!r} cannot be used with prio_ddp, whose own communication hook sends all"
+                " gradients to all ranks; use strategy='ddp' for that (ddp_comm_wrapper works with both)"
+            )
