@@ -21,13 +21,14 @@ from lightning_prio.plan import Plan
 
 GradBucket: TypeAlias = dist.GradBucket  # type: ignore[name-defined,attr-defined]  # torch's stubs lack it
 
-# DDP builds its final buckets, in the order in which the gradients came, before the second synchronised backward.
-_OBSERVED_BACKWARD = 2
+# DDP builds its final buckets, in the order in which the gradients came, before the second synchronised backward, and
+# with static_graph before the third.
+_OBSERVED_BACKWARD = 3
 
 
 @dataclass(frozen=True)
 class BucketSlice:
-    """Consecutive elements of a bucket that belong to one group; `start` and `stop` count along dimension 0."""
+    """Consecutive elements of a bucket that belong to one group; `start` and `stop` index its flat buffer."""
 
     group: int
     start: int
@@ -96,14 +97,16 @@ class CommState:
             found: list[BucketSlice] = []
             start = 0
             for parameter in parameters:
-                # A buffer has one row per element, also where it views complex numbers as pairs of reals.
-                stop = start + parameter.numel()
+                # DDP shows a bucket of complex gradients as the reals it consists of, two for each element.
+                stop = start + parameter.numel() * (2 if parameter.is_complex() else 1)
                 group = self._plan.group_of[self._name_of[id(parameter)]]
                 if found and found[-1].group == group:
                     found[-1] = BucketSlice(group, found[-1].start, stop)
                 else:
                     found.append(BucketSlice(group, start, stop))
                 start = stop
+            buffer = bucket.buffer()
+            assert buffer.is_sparse or start == buffer.numel(), "the slices must cover the bucket, or gradients stay apart"
             self._slices[key] = tuple(piece for piece in found if piece.stop > piece.start)
         return self._slices[key]
 

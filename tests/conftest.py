@@ -1,0 +1,59 @@
+"""Fixtures and guards for all tests."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Worker processes import the test modules by name.
+sys.path.insert(0, str(Path(__file__).parent))
+
+from ranks import RankPool  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def two_ranks() -> Iterator[RankPool]:
+    pool = RankPool(2)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="session")
+def three_ranks() -> Iterator[RankPool]:
+    pool = RankPool(3)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind() -> Iterator[None]:
+    """No test may leave a process group, a changed environment or a thread in the main process."""
+    environment = dict(os.environ)
+    threads = set(threading.enumerate())
+    yield
+    import torch.distributed as dist
+
+    left_initialised = dist.is_initialized()
+    if left_initialised:
+        dist.destroy_process_group()
+    changed = {
+        key
+        for key in environment.keys() | os.environ.keys()
+        if environment.get(key) != os.environ.get(key) and not key.startswith("PYTEST_")
+    }
+    os.environ.clear()
+    os.environ.update(environment)
+    left_threads = [
+        thread
+        for thread in set(threading.enumerate()) - threads
+        if thread.is_alive() and not thread.name.startswith("QueueFeederThread")
+    ]
+    assert not left_initialised, "the test left the default process group behind"
+    assert not changed, f"the test left the environment changed: {sorted(changed)}"
+    assert not left_threads, f"the test left threads behind: {left_threads}"

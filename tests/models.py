@@ -1,0 +1,241 @@
+"""Small models and data for the multi-process tests, and the environment that tells Lightning which rank it is."""
+
+from __future__ import annotations
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.plugins.environments import ClusterEnvironment
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+from torchvision.models.resnet import BasicBlock, ResNet
+
+NUM_CLASSES = 4
+BATCH_SIZE = 4
+
+
+class RankEnvironment(ClusterEnvironment):
+    """The processes exist already and have a process group: nothing to launch."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        super().__init__()
+        self._rank, self._world_size = rank, world_size
+
+    creates_processes_externally = True
+    main_address = "127.0.0.1"
+    main_port = 0
+
+    @staticmethod
+    def detect() -> bool:
+        return False
+
+    def world_size(self) -> int:
+        return self._world_size
+
+    def set_world_size(self, size: int) -> None:
+        assert size == self._world_size
+
+    def global_rank(self) -> int:
+        return self._rank
+
+    def set_global_rank(self, rank: int) -> None:
+        assert rank == self._rank
+
+    def local_rank(self) -> int:
+        return self._rank
+
+    def node_rank(self) -> int:
+        return 0
+
+
+class Model(pl.LightningModule):
+    """A classifier trained with SGD; subclasses build the network and name the shape of its inputs."""
+
+    input_shape: tuple[int, ...] = (16,)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = self.network()
+
+    def network(self) -> nn.Module:
+        raise NotImplementedError("each test model builds its own")
+
+    def loss(self, batch: list[Tensor]) -> Tensor:
+        inputs, targets = batch
+        return functional.cross_entropy(self.net(inputs), targets)
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        return self.loss(batch)
+
+    def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        self.log("val_loss", self.loss(batch), sync_dist=True)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+
+    def dataset(self, num_batches: int, world_size: int) -> TensorDataset:
+        num_samples = num_batches * BATCH_SIZE * world_size
+        generator = torch.Generator().manual_seed(1)
+        inputs = torch.randn(num_samples, *self.input_shape, generator=generator)
+        return TensorDataset(inputs, torch.randint(NUM_CLASSES, (num_samples,), generator=generator))
+
+    def loader(self, num_batches: int, world_size: int) -> DataLoader:
+        return DataLoader(self.dataset(num_batches, world_size), batch_size=BATCH_SIZE)
+
+
+class MLP(Model):
+    def network(self) -> nn.Module:
+        sizes = [16, 64, 128, 256, 128, 64, NUM_CLASSES]
+        layers: list[nn.Module] = []
+        for fan_in, fan_out in zip(sizes, sizes[1:], strict=False):
+            layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
+        return nn.Sequential(*layers[:-1])
+
+
+class BatchNormResNet(Model):
+    input_shape = (3, 32, 32)
+
+    def network(self) -> nn.Module:
+        return ResNet(BasicBlock, [1, 1, 1, 1], num_classes=NUM_CLASSES)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=1e-3)  # larger ones amplify rounding without bound
+
+
+class TiedTransformer(nn.Module):
+    def __init__(self, vocabulary: int = 32, width: int = 32) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        layer = nn.TransformerEncoderLayer(width, nhead=2, dim_feedforward=64, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, num_layers=2, enable_nested_tensor=False)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1])
+        logits: Tensor = self.head(self.encoder(self.embedding(tokens), mask=mask, is_causal=True))
+        return logits
+
+
+class TiedLM(Model):
+    """Next-token prediction with input and output embedding tied."""
+
+    def network(self) -> nn.Module:
+        return TiedTransformer()
+
+    def loss(self, batch: list[Tensor]) -> Tensor:
+        (tokens,) = batch
+        return functional.cross_entropy(self.net(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+    def dataset(self, num_batches: int, world_size: int) -> TensorDataset:
+        generator = torch.Generator().manual_seed(1)
+        return TensorDataset(torch.randint(32, (num_batches * BATCH_SIZE * world_size, 9), generator=generator))
+
+
+class FrozenParts(Model):
+    def network(self) -> nn.Module:
+        net = nn.Sequential(
+            nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.Identity(), nn.LayerNorm(32), nn.Linear(32, NUM_CLASSES)
+        )
+        net[2].requires_grad_(False)
+        net[4].bias.requires_grad_(False)
+        return net
+
+
+class Scale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs * self.scale
+
+
+class GiantAndScalars(Model):
+    """One layer that outweighs all buckets, between many layers of a single number."""
+
+    def network(self) -> nn.Module:
+        scalars = [Scale() for _ in range(10)]
+        return nn.Sequential(
+            *scalars, nn.Linear(16, 40_000), nn.ReLU(), nn.Linear(40_000, NUM_CLASSES), *[Scale() for _ in range(10)]
+        )
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=1e-4)
+
+
+class TwoOptimizers(Model):
+    """Manual optimization in the manner of a GAN: two backwards and two optimizers in each training step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def network(self) -> nn.Module:
+        return nn.ModuleDict(
+            {
+                "generator": nn.Sequential(nn.Linear(16, 48), nn.ReLU(), nn.Linear(48, 16)),
+                "critic": nn.Sequential(nn.Linear(16, 48), nn.ReLU(), nn.Linear(48, NUM_CLASSES)),
+            }
+        )
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        inputs, targets = batch
+        for optimizer, sign in zip(self.optimizers(), (1.0, -1.0), strict=True):
+            self.toggle_optimizer(optimizer)
+            logits = self.net["critic"](self.net["generator"](inputs))
+            optimizer.zero_grad()
+            self.manual_backward(sign * functional.cross_entropy(logits, targets))
+            optimizer.step()
+            self.untoggle_optimizer(optimizer)
+
+    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        return [torch.optim.SGD(self.net[part].parameters(), lr=0.01) for part in ("generator", "critic")]
+
+
+class SparseEmbedding(Model):
+    """An embedding whose gradient is sparse; DDP gives it a bucket of its own."""
+
+    def network(self) -> nn.Module:
+        return nn.Sequential(nn.EmbeddingBag(50, 16, sparse=True), nn.Linear(16, NUM_CLASSES))
+
+    def dataset(self, num_batches: int, world_size: int) -> TensorDataset:
+        num_samples = num_batches * BATCH_SIZE * world_size
+        generator = torch.Generator().manual_seed(1)
+        tokens = torch.randint(50, (num_samples, 5), generator=generator)
+        return TensorDataset(tokens, torch.randint(NUM_CLASSES, (num_samples,), generator=generator))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.05)
+
+
+class ComplexNet(nn.Module):
+    """Complex weights: DDP shows them to a hook as pairs of reals; and an empty parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.complex = nn.Linear(16, 8, dtype=torch.complex64)
+        self.empty = nn.Parameter(torch.empty(0))
+        self.out = nn.Linear(8, NUM_CLASSES)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        out: Tensor = self.out(self.complex(inputs.to(torch.complex64)).abs()) + self.empty.sum()
+        return out
+
+
+class Complex(Model):
+    def network(self) -> nn.Module:
+        return ComplexNet()
+
+
+class ForwardOrderReversed(Model):
+    """Registered in the opposite order to that of use, so that the guessed task sequence is exactly wrong."""
+
+    def network(self) -> nn.Module:
+        return nn.ModuleList([nn.Linear(64, NUM_CLASSES), nn.Linear(48, 64), nn.Linear(32, 48), nn.Linear(16, 32)])
+
+    def loss(self, batch: list[Tensor]) -> Tensor:
+        inputs, targets = batch
+        for layer in reversed(self.net):
+            inputs = layer(inputs).relu()
+        return functional.cross_entropy(inputs, targets)
