@@ -106,7 +106,7 @@ class CommState:
                     found.append(BucketSlice(group, start, stop))
                 start = stop
             buffer = bucket.buffer()
-            assert buffer.is_sparse or start == buffer.numel(), "the slices must cover the bucket, or gradients stay apart"
+            assert buffer.is_sparse or start == buffer.numel(), "slices must cover the bucket, or gradients stay apart"
             self._slices[key] = tuple(piece for piece in found if piece.stop > piece.start)
         return self._slices[key]
 

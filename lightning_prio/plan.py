@@ -20,6 +20,7 @@ _MB = 1024 * 1024
 _MIN_BUCKET_CAP_MB = 0.25
 _MAX_BUCKET_CAP_MB = 25.0
 _BUCKETS_PER_GROUP = 2
+_MAX_NUM_BUCKETS = 64
 
 
 @dataclass(frozen=True)
@@ -88,10 +89,17 @@ class Plan:
 
     @property
     def bucket_cap_mb(self) -> float:
-        """A DDP bucket cap, in MiB, that gives every group about two buckets.
+        """A DDP bucket cap in MiB that lets the groups go separately.
 
-        DDP launches a bucket when all of it is ready, so a group cannot go before the buckets it lies in are full. The
-        bounds keep tiny models from paying a launch per layer, and large ones at DDP's own default.
+        DDP launches a bucket when all of it is ready, so a group cannot go before the buckets in which it lies are
+        full. Groups of equal bytes get two buckets each. Where groups are unequal the cap is no larger than the
+        smallest of them, or it would wait for its neighbours; but not so small that there were more than 64 buckets
+        (a layer larger than the cap is one bucket anyway). Never below 0.25, where a launch costs more than it carries,
+        nor above DDP's own 25.
         """
-        cap_mb = self.num_bytes / _MB / (_BUCKETS_PER_GROUP * max(1, len(self.groups)))
+        if not self.groups:
+            return _MAX_BUCKET_CAP_MB
+        even = self.num_bytes / (_BUCKETS_PER_GROUP * len(self.groups))
+        smallest = min(group.num_bytes for group in self.groups)
+        cap_mb = max(min(even, smallest), self.num_bytes / _MAX_NUM_BUCKETS) / _MB
         return min(max(cap_mb, _MIN_BUCKET_CAP_MB), _MAX_BUCKET_CAP_MB)

@@ -14,7 +14,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Worker processes import the test modules by name.
 sys.path.insert(0, str(Path(__file__).parent))
 
-from ranks import RankPool  # noqa: E402
+from ranks import RankPool
 
 
 @pytest.fixture(scope="session")

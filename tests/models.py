@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.plugins.environments import ClusterEnvironment
@@ -87,7 +89,7 @@ class MLP(Model):
     def network(self) -> nn.Module:
         sizes = [16, 64, 128, 256, 128, 64, NUM_CLASSES]
         layers: list[nn.Module] = []
-        for fan_in, fan_out in zip(sizes, sizes[1:], strict=False):
+        for fan_in, fan_out in itertools.pairwise(sizes):
             layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
         return nn.Sequential(*layers[:-1])
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ranks import RankPool
 
 from distributed.twin import TwinCase, TwinResult, num_buckets, twin
+from ranks import RankPool
 
 CASES = {
     # models

@@ -6,14 +6,14 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-import models
 import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
-from models import RankEnvironment
 from pytorch_lightning.strategies import DDPStrategy
 
+import models
 from lightning_prio import PrioDDPStrategy
+from models import RankEnvironment
 
 MB = 1024 * 1024
 
