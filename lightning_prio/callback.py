@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
 from lightning_prio.agreement import AgreedTime
-from lightning_prio.clock import Clock, clock_for
+from lightning_prio.batch_timer import BatchTimer
+from lightning_prio.clock import clock_for
 from lightning_prio.comm_hook import CommState
 from lightning_prio.controller import PriorityController
 
@@ -30,25 +29,11 @@ class PrioStrategy(Protocol):
     world_size: int
 
 
-@dataclass(frozen=True)
-class StepStamps:
-    """Stamps of one optimizer step; `start` is None if it did not begin where the step before ended."""
-
-    start: Any | None
-    last_launch: Any | None
-    after_backward: Any | None
-    end: Any
-
-
 class PrioritySchedulerMixin:
     """Runs the method around each optimizer step: Lightning's hooks, without Lightning.
 
     The strategy adds one by itself, as the first callback. List one yourself only to place it elsewhere or to
     subclass it; all settings are the strategy's.
-
-    Batch time is what lies between the end of one optimizer step and the end of the next: from start to end it would
-    contain, on a fast rank, the wait for another rank's data loader. A step that was interrupted (by validation, a
-    checkpoint, the turn of an epoch) is no evidence, and neither are the first `warmup_steps` of a fit.
 
     Attributes:
         namespace: The package whose Trainer this callback belongs to.
@@ -66,18 +51,12 @@ class PrioritySchedulerMixin:
         self._controller: PriorityController | None = None
         self._world_size = 0
         self._agreement: AgreedTime | None = None
-        self._clock: Clock | None = None
-        self._pending: deque[StepStamps] = deque()
-        self._step_start: Any | None = None
-        self._last_launch: Any | None = None
-        self._after_backward: Any | None = None
-        self._num_steps = 0  # of this fit
+        self._timer: BatchTimer | None = None
         self._num_logged_steps = 0  # since training began, over resumes
         self._num_steps_without_time = 0
         self._num_hook_calls = 0
         self._num_checkpoints = 0
         self._global_step = 0
-        self._comm_wait: float | None = None
 
     # -- life cycle
 
@@ -113,8 +92,8 @@ class PrioritySchedulerMixin:
         self._controller = controller
         self._world_size = strategy.world_size
         self._agreement = AgreedTime(comm_state.lanes.control)
-        self._clock = clock_for(strategy.root_device)
-        comm_state.on_last_launch = self._stamp_last_launch
+        self._timer = BatchTimer(clock_for(strategy.root_device), strategy.warmup_steps)
+        comm_state.on_last_launch = self._timer.last_launch
         if self._restored is not None:
             self._restore(self._restored, controller)
             self._restored = None
@@ -175,21 +154,18 @@ class PrioritySchedulerMixin:
     # -- interruptions
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        self._step_start = None  # the data loader begins anew
+        assert self._timer is not None
+        self._timer.interrupt()  # the data loader begins anew
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        self._step_start = None
+        if self._timer is not None:  # None in trainer.validate
+            self._timer.interrupt()
 
     # -- each step
 
-    def _stamp_last_launch(self) -> None:
-        assert self._clock is not None
-        self._last_launch = self._clock.stamp()
-
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
-        if self._last_launch is not None:
-            assert self._clock is not None
-            self._after_backward = self._clock.stamp()
+        assert self._timer is not None
+        self._timer.after_backward()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """At the end of each optimizer step: judge the step before, change the plan for the next.
@@ -206,13 +182,18 @@ class PrioritySchedulerMixin:
             return
         assert self._controller is not None
         assert self._agreement is not None
+        assert self._timer is not None
         self._global_step = trainer.global_step
         self._num_hook_calls = comm_state.num_hook_calls
-        self._num_steps += 1
         self._num_logged_steps += 1
+        if trainer.strategy.num_checkpoints != self._num_checkpoints:
+            self._num_checkpoints = trainer.strategy.num_checkpoints
+            self._timer.interrupt()
 
         agreed = self._agreement.result()
-        self._agreement.start(self._measure(trainer.strategy))
+        seconds = self._timer.end_step()
+        self._agreement.start(seconds)
+        self._warn_without_time(seconds, self._timer.in_warmup)
         if agreed is not None:
             self._controller.end_batch(agreed)
         plan = comm_state.plan
@@ -222,26 +203,6 @@ class PrioritySchedulerMixin:
         comm_state.plan = plan.with_levels(self._controller.begin_batch())
         if trainer.log_every_n_steps and self._num_logged_steps % trainer.log_every_n_steps == 0:
             self._log(trainer, agreed)
-
-    def _measure(self, strategy: PrioStrategy) -> float | None:
-        """This rank's seconds for the latest step whose stamps can be read; None if that step is no evidence."""
-        assert self._clock is not None
-        if strategy.num_checkpoints != self._num_checkpoints:
-            self._num_checkpoints = strategy.num_checkpoints
-            self._step_start = None
-        end = self._clock.stamp()
-        in_warmup = self._num_steps <= strategy.warmup_steps
-        start = None if in_warmup else self._step_start
-        self._pending.append(StepStamps(start, self._last_launch, self._after_backward, end))
-        self._step_start, self._last_launch, self._after_backward = end, None, None
-        if len(self._pending) <= self._clock.lag:
-            return None
-        step = self._pending.popleft()
-        if step.last_launch is not None and step.after_backward is not None:
-            self._comm_wait = self._clock.seconds_between(step.last_launch, step.after_backward)
-        seconds = None if step.start is None else self._clock.seconds_between(step.start, step.end)
-        self._warn_without_time(seconds, in_warmup)
-        return seconds
 
     def _warn_without_time(self, seconds: float | None, in_warmup: bool) -> None:
         if seconds is not None:
@@ -257,12 +218,13 @@ class PrioritySchedulerMixin:
 
     def _log(self, trainer: Any, agreed: float | None) -> None:
         assert self._controller is not None
+        assert self._timer is not None
         if not trainer.is_global_zero:
             return
         controller = self._controller
         metrics: dict[str, float | None] = {
             "prio/batch_time": agreed,
-            "prio/comm_wait": self._comm_wait,
+            "prio/comm_wait": self._timer.comm_wait,
             "prio/count": controller.count,
             "prio/raised": sum(controller.levels),
             **{f"prio/level_{index}": level for index, level in enumerate(controller.levels)},

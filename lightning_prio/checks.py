@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 
 def check_integer(argument: str, value: object, at_least: int) -> None:
@@ -22,3 +24,14 @@ def check_positive(argument: str, value: object, unit: str) -> None:
     """Raise ValueError unless `value` is a finite number above zero."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
         raise ValueError(f"{argument} must be a finite number of {unit} above 0, got {value!r}")
+
+
+def check_known(kwargs: Mapping[str, object], classes: Iterable[type]) -> None:
+    """Raise ValueError on an argument that none of the classes' own constructors takes by name."""
+    own = [cls.__init__ for cls in classes if "__init__" in vars(cls)]  # type: ignore[misc]
+    known = {name for init in own for name in inspect.signature(init).parameters}
+    for argument, value in kwargs.items():
+        if argument not in known:
+            close = difflib.get_close_matches(argument, known, n=1)
+            advice = f"did you mean {close[0]}?" if close else f"known are {', '.join(sorted(known))}"
+            raise ValueError(f"unknown argument {argument}={value!r}; {advice}")

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
+from lightning_prio.checks import check_choice
+
 
 @runtime_checkable
 class Policy(Protocol):
@@ -44,3 +46,22 @@ class TailFirst:
 
 def _replaced(levels: tuple[int, ...], index: int, level: int) -> tuple[int, ...]:
     return (*levels[:index], level, *levels[index + 1 :])
+
+
+_BY_NAME = {"tail_first": TailFirst}
+
+
+def resolve_policy(policy: str | Policy) -> Policy:
+    """The policy of that name, or the object itself.
+
+    Raises:
+        ValueError: If there is none of that name, or the object lacks a method.
+    """
+    if isinstance(policy, str):
+        check_choice("policy", policy, tuple(_BY_NAME))
+        return _BY_NAME[policy]()
+    if not isinstance(policy, Policy):
+        raise ValueError(
+            f"policy must be one of {list(_BY_NAME)} or have raise_levels and lower_levels, got {policy!r}"
+        )
+    return policy

@@ -15,13 +15,13 @@ from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
 from lightning_prio.callback import PrioritySchedulerMixin
-from lightning_prio.checks import check_choice, check_integer, check_positive
+from lightning_prio.checks import check_integer, check_known, check_positive
 from lightning_prio.comm_hook import CommState, prio_allreduce_hook
 from lightning_prio.controller import PriorityController
 from lightning_prio.groups import Grouping, GroupingScheme, SmallRatioScheme
 from lightning_prio.lanes import LaneSet, check_traffic_class
 from lightning_prio.plan import Plan
-from lightning_prio.policies import Policy, TailFirst
+from lightning_prio.policies import Policy, resolve_policy
 from lightning_prio.tasks import trainable_parameters
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ else:
     _DDPStrategy = object
 
 _START_METHODS = {"prio_ddp": "popen", "prio_ddp_spawn": "spawn", "prio_ddp_fork": "fork", "prio_ddp_notebook": "fork"}
-_POLICIES = {"tail_first": TailFirst}
 # Arguments of DDPStrategy and DistributedDataParallel that send gradients past our hook, or not to all ranks.
 _UNUSABLE = (
     "ddp_comm_hook",
@@ -106,7 +105,14 @@ class PrioDDPMixin(_DDPStrategy):
         gradient_as_bucket_view: bool = False,
         **kwargs: Any,
     ) -> None:
-        _reject_unusable(kwargs)
+        for argument in _UNUSABLE:
+            if kwargs.get(argument) is not None:
+                raise ValueError(
+                    f"{argument}={kwargs[argument]!r} cannot be used with prio_ddp, whose own communication hook sends"
+                    " all gradients to all ranks; use strategy='ddp' for that (ddp_comm_wrapper works with both)"
+                )
+        # DDPStrategy would hand on what it does not know, and torch reject it after the launch, on every rank.
+        check_known(kwargs, (*type(self).__mro__, DistributedDataParallel))
         self._grouping = Grouping(num_groups, grouping, ratio_threshold, small_ratio_scheme)
         check_integer("warmup_steps", warmup_steps, at_least=0)
         check_traffic_class(traffic_class, num_levels)
@@ -117,7 +123,7 @@ class PrioDDPMixin(_DDPStrategy):
             "min_batch_time": min_batch_time,
             "coefficient": coefficient,
             "count_threshold": count_threshold,
-            "policy": _policy(policy),
+            "policy": resolve_policy(policy),
         }
         PriorityController(num_groups, **self._controller_kwargs)  # so that errors come here, before any launch
         self._num_levels = num_levels
@@ -252,23 +258,3 @@ class PrioDDPMixin(_DDPStrategy):
                     find_unused_parameters=find_unused,
                     start_method=start_method,
                 )
-
-
-def _policy(policy: Union[str, Policy]) -> Policy:
-    if isinstance(policy, str):
-        check_choice("policy", policy, tuple(_POLICIES))
-        return _POLICIES[policy]()
-    if not isinstance(policy, Policy):
-        raise ValueError(
-            f"policy must be one of {sorted(_POLICIES)} or have raise_levels and lower_levels, got {policy!r}"
-        )
-    return policy
-
-
-def _reject_unusable(kwargs: dict[str, Any]) -> None:
-    for argument in _UNUSABLE:
-        if kwargs.get(argument) is not None:
-            raise ValueError(
-                f"{argument}={kwargs[argument]!r} cannot be used with prio_ddp, whose own communication hook sends all"
-                " gradients to all ranks; use strategy='ddp' for that (ddp_comm_wrapper works with both)"
-            )

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from ranks import RankPool
 
 from distributed.scripted import Outcome, Script, scripted_fit
+from ranks import RankPool
 
-# One group and plain seconds keep the arithmetic on paper: with coefficient 0.5 and a minimum of 1 the threshold is 1.5.
+# One group and plain seconds keep the arithmetic on paper: coefficient 0.5 and minimum 1 make the threshold 1.5.
 PRIO = {"num_groups": 1, "coefficient": 0.5, "warmup_steps": 0, "count_threshold": 2}
 
 
@@ -110,9 +110,7 @@ def fit_with_warnings_as_errors(rank: int, script: Script) -> Outcome:
 
 def test_metrics_are_logged_under_the_step_of_self_log(two_ranks: RankPool, tmp_path: Path) -> None:
     seconds = (1.0, 1, 1, 2, 1, 1)
-    script = Script(
-        same(seconds), {**PRIO, "num_groups": 2}, trainer={"log_every_n_steps": 2}, log_dir=str(tmp_path)
-    )
+    script = Script(same(seconds), {**PRIO, "num_groups": 2}, trainer={"log_every_n_steps": 2}, log_dir=str(tmp_path))
     fit(two_ranks, script)
     rows = list(csv.DictReader((tmp_path / "metrics.csv").open()))
     by_step: dict[str, dict[str, str]] = {}
@@ -147,9 +145,7 @@ def test_resume_goes_on_where_the_checkpoint_was(two_ranks: RankPool, tmp_path: 
     assert resumed.state["num_steps"] == 8
 
 
-def test_another_world_size_resets_the_minimum(
-    two_ranks: RankPool, three_ranks: RankPool, tmp_path: Path
-) -> None:
+def test_another_world_size_resets_the_minimum(two_ranks: RankPool, three_ranks: RankPool, tmp_path: Path) -> None:
     path = str(tmp_path / "two.ckpt")
     fit(two_ranks, Script(same((1.0, 1, 2, 2, 1)), PRIO, save_to=path))
     outcome = fit(three_ranks, Script(((3.0,) * 9,) * 3, PRIO, ckpt_path=path))

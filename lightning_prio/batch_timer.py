@@ -1,0 +1,84 @@
+"""Turns stamps of a clock into the batch time of each optimizer step, on this rank."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from lightning_prio.clock import Clock
+
+
+@dataclass(frozen=True)
+class _Step:
+    """Stamps of one step; `start` is None if the step is no evidence."""
+
+    start: Any | None
+    last_launch: Any | None
+    after_backward: Any | None
+    end: Any
+
+
+class BatchTimer:
+    """Batch time is what lies between the end of one optimizer step and the end of the next.
+
+    From a step's start to its end it would contain, on a fast rank, the wait for another rank's data loader; only from
+    end to end do the ranks agree. A step that was interrupted, by validation, a checkpoint or the turn of an epoch, has
+    no batch time: what the pause leaves behind (a loader that could prefetch meanwhile) would make it look fast, and
+    one freak minimum makes all later steps look slow.
+
+    Args:
+        clock: Where stamps come from.
+        warmup_steps: Steps at the beginning that have no batch time either.
+
+    Attributes:
+        num_steps: Steps ended so far.
+        comm_wait: Seconds of the latest step that can be read in which the backward only waited for gradients: from
+            the launch of the last bucket to the end of the backward. None before the first.
+    """
+
+    def __init__(self, clock: Clock, warmup_steps: int) -> None:
+        self._clock = clock
+        self._warmup_steps = warmup_steps
+        self._start: Any | None = None
+        self._last_launch: Any | None = None
+        self._after_backward: Any | None = None
+        self._pending: deque[_Step] = deque()
+        self.num_steps = 0
+        self.comm_wait: float | None = None
+
+    @property
+    def in_warmup(self) -> bool:
+        return self.num_steps <= self._warmup_steps
+
+    def interrupt(self) -> None:
+        """The step under way, if any, is no evidence."""
+        self._start = None
+
+    def last_launch(self) -> None:
+        """The last bucket of a backward has been launched."""
+        self._last_launch = self._clock.stamp()
+
+    def after_backward(self) -> None:
+        """The backward has returned, its gradients are there."""
+        if self._last_launch is not None:
+            self._after_backward = self._clock.stamp()
+
+    def end_step(self) -> float | None:
+        """An optimizer step has ended.
+
+        Returns:
+            The batch time in seconds of the latest step that can be read (the clock's `lag` steps before this one);
+            None if that step is no evidence.
+        """
+        end = self._clock.stamp()
+        self.num_steps += 1
+        start = None if self.in_warmup else self._start
+        self._pending.append(_Step(start, self._last_launch, self._after_backward, end))
+        self._start, self._last_launch, self._after_backward = end, None, None
+        if len(self._pending) <= self._clock.lag:
+            return None
+        step = self._pending.popleft()
+        if step.last_launch is not None and step.after_backward is not None:
+            self.comm_wait = self._clock.seconds_between(step.last_launch, step.after_backward)
+        return None if step.start is None else self._clock.seconds_between(step.start, step.end)

@@ -1,0 +1,86 @@
+"""The linter rules that keep the layers apart: each must refuse what it is there to refuse."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+PURE_MODULES = ["checks", "tasks", "groups", "plan", "policies", "controller"]
+
+
+def ruff(config: str, *arguments: str, source: str = "") -> list[tuple[str, str]]:
+    """The rule and the message of everything that ruff finds."""
+    command = [sys.executable, "-m", "ruff", "check", "--no-cache", "--output-format", "json", "--config", config]
+    done = subprocess.run(
+        [*command, *arguments], input=source, capture_output=True, text=True, cwd=REPOSITORY, timeout=60, check=False
+    )
+    assert done.returncode in (0, 1), done.stderr
+    found = [(finding["code"], finding["message"]) for finding in json.loads(done.stdout)]
+    assert done.returncode == bool(found)
+    return found
+
+
+def check(config: str, module: str, source: str) -> list[tuple[str, str]]:
+    return ruff(config, "--stdin-filename", f"lightning_prio/{module}.py", "-", source=source)
+
+
+@pytest.mark.parametrize(
+    ("source", "banned"),
+    [
+        ("import torch\n\nprint(torch)\n", "torch"),
+        ("import torch.distributed as dist\n\nprint(dist)\n", "torch"),
+        ("from torch.nn import Module\n\nprint(Module)\n", "torch"),
+        ("import time\n\nprint(time)\n", "time"),
+        ("from time import perf_counter\n\nprint(perf_counter)\n", "time"),
+        ("import random\n\nprint(random)\n", "random"),
+        ("import pytorch_lightning as pl\n\nprint(pl)\n", "pytorch_lightning"),
+        ("from lightning.pytorch import Trainer\n\nprint(Trainer)\n", "lightning"),
+        ("def f():\n    import torch\n\n    return torch\n", "torch"),
+    ],
+)
+def test_a_pure_module_may_not_import(source: str, banned: str) -> None:
+    ((code, message),) = check("ruff-pure.toml", "groups", source)
+    assert code == "TID251"
+    assert f"`{banned}` is banned" in message
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "banned"),
+    [
+        ("comm_hook", "import pytorch_lightning\n\nprint(pytorch_lightning)\n", "pytorch_lightning"),
+        ("comm_hook", "from lightning.pytorch import Trainer\n\nprint(Trainer)\n", "lightning"),
+        ("comm_hook", "import lightning_fabric\n\nprint(lightning_fabric)\n", "lightning_fabric"),
+        ("callback", "import time\n\nprint(time)\n", "time"),
+        ("strategy", "import torch.distributed as dist\n\ndist.new_group()\n", "torch.distributed.new_group"),
+        ("strategy", "from torch.distributed import new_group\n\nnew_group()\n", "torch.distributed.new_group"),
+        ("strategy", "import torch\n\ntorch.distributed.all_reduce(1)\n", "torch.distributed.all_reduce"),
+    ],
+)
+def test_a_layer_may_not_reach_into_another(module: str, source: str, banned: str) -> None:
+    ((code, message),) = check("pyproject.toml", module, source)
+    assert code == "TID251"
+    assert f"`{banned}` is banned" in message
+
+
+@pytest.mark.parametrize(
+    ("config", "module", "source"),
+    [
+        ("ruff-pure.toml", "groups", "import math\n\nfrom lightning_prio.tasks import GradientTask\n"),
+        ("pyproject.toml", "comm_hook", "import torch\n\nprint(torch.ones(1))\n"),
+        ("pyproject.toml", "strategy", "import torch.distributed as dist\n\nprint(dist.get_rank())\n"),
+    ],
+)
+def test_what_a_layer_needs_is_accepted(config: str, module: str, source: str) -> None:
+    assert check(config, module, source) == []
+
+
+@pytest.mark.parametrize("module", PURE_MODULES)
+def test_the_pure_modules_keep_to_the_rule_without_exceptions(module: str) -> None:
+    path = f"lightning_prio/{module}.py"
+    assert (REPOSITORY / path).is_file()
+    assert ruff("ruff-pure.toml", "--ignore-noqa", path) == []
