@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
@@ -113,8 +114,12 @@ class PrioritySchedulerMixin:
         events = list(controller.events)[-_NUM_EVENTS_SHOWN:]
         lines = [
             f"lightning_prio: {controller.num_raises} raises, {controller.num_lowers} lowerings,"
-            f" levels now {list(controller.levels)}, minimum batch time {controller.min_batch_time:.6f} s,"
-            f" threshold {controller.threshold:.6f} s"
+            f" levels now {list(controller.levels)}, "
+            + (
+                f"minimum batch time {controller.min_batch_time:.6f} s, threshold {controller.threshold:.6f} s"
+                if math.isfinite(controller.min_batch_time)
+                else "no batch time measured"
+            )
         ]
         if events:
             lines.append(f"The last {len(events)} of {len(controller.events)} events:")
@@ -229,7 +234,7 @@ class PrioritySchedulerMixin:
             "prio/raised": sum(controller.levels),
             **{f"prio/level_{index}": level for index, level in enumerate(controller.levels)},
         }
-        if controller.min_batch_time < float("inf"):
+        if math.isfinite(controller.min_batch_time):
             metrics["prio/min_batch_time"] = controller.min_batch_time
             metrics["prio/threshold"] = controller.threshold
         known = {name: value for name, value in metrics.items() if value is not None}
