@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 from pytorch_lightning import LightningDataModule, LightningModule, Trainer  # noqa: TID251
@@ -80,24 +79,16 @@ def _caption(plan: Plan) -> str:
     )
 
 
-def main(args: Sequence[str] | None = None) -> None:
-    """Entry point of the console script.
-
-    Args:
-        args: Command line without the program's name; `sys.argv` by default.
-    """
-    plan = list(sys.argv[1:] if args is None else args)[:1] == ["plan"]
+def main() -> None:
+    """Entry point of the console script; the command line is `sys.argv`."""
     # As with `python -m`: a model's class is found from the folder one stands in.
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     cli_kwargs: dict[str, Any] = {"parser_kwargs": {"description": _DESCRIPTION}}
-    if plan:
+    if sys.argv[1:2] == ["plan"]:
+        sys.argv[1] = "fit"
         cli_kwargs |= {"trainer_class": PlanTrainer, "save_config_callback": None}
-        if args is None:
-            sys.argv[1] = "fit"  # LightningCLI warns of `args` while sys.argv has some of its own
-        else:
-            args = ["fit", *args[1:]]
-    LightningCLI(args=None if args is None else list(args), **cli_kwargs)
+    LightningCLI(**cli_kwargs)
 
 
 if __name__ == "__main__":

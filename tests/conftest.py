@@ -12,9 +12,12 @@ import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Worker processes import the test modules by name.
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
-from ranks import RankPool
+from ranks import RankPool  # noqa: E402
+
+# What pytest, seed_everything and the OpenMP of scikit-learn set; restored after each test like all others.
+_OTHERS_VARIABLES = ("PYTEST_", "PL_GLOBAL_SEED", "PL_SEED_WORKERS", "KMP_")
 
 
 @pytest.fixture(scope="session")
@@ -45,7 +48,7 @@ def _nothing_left_behind() -> Iterator[None]:
     changed = {
         key
         for key in environment.keys() | os.environ.keys()
-        if environment.get(key) != os.environ.get(key) and not key.startswith("PYTEST_")
+        if environment.get(key) != os.environ.get(key) and not key.startswith(_OTHERS_VARIABLES)
     }
     os.environ.clear()
     os.environ.update(environment)

@@ -1,0 +1,44 @@
+# `make train` and `make test` do everything, the virtual environment included. VENV=path puts it elsewhere.
+
+VENV ?= .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+# A new environment whenever the dependencies change.
+STAMP := $(VENV)/.installed-$(shell $(PYTHON) -c "import hashlib; print(hashlib.sha256(open('pyproject.toml', 'rb').read()).hexdigest()[:16])")
+PURE := $(addprefix lightning_prio/,checks.py tasks.py groups.py plan.py policies.py controller.py)
+
+.PHONY: help install train test lint format clean
+
+help:
+	@echo "make train   train scikit-learn's digits on two CPU processes with prio_ddp (about two minutes)"
+	@echo "make test    run the test suite"
+	@echo "make lint    ruff and mypy"
+	@echo "make format  let ruff format the code"
+	@echo "make clean   remove the virtual environment and what runs left behind"
+
+install: $(STAMP)
+
+$(STAMP):
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --editable ".[dev,examples]"
+	rm -f $(VENV)/.installed-*
+	touch $@
+
+train: install
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/lightning-prio fit --config configs/digits_prio_ddp.yaml
+
+test: install
+	$(BIN)/python -m pytest
+
+lint: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/ruff check --config ruff-pure.toml $(PURE)
+	$(BIN)/mypy
+
+format: install
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis lightning_logs
