@@ -10,7 +10,6 @@ from pytorch_lightning.plugins.environments import ClusterEnvironment
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
-from torchvision.models.resnet import BasicBlock, ResNet
 
 NUM_CLASSES = 4
 BATCH_SIZE = 4
@@ -98,6 +97,8 @@ class BatchNormResNet(Model):
     input_shape = (3, 32, 32)
 
     def network(self) -> nn.Module:
+        from torchvision.models.resnet import BasicBlock, ResNet  # not needed by the other models
+
         return ResNet(BasicBlock, [1, 1, 1, 1], num_classes=NUM_CLASSES)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
