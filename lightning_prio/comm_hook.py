@@ -9,6 +9,7 @@ is, and the plan is only replaced between optimizer steps, from values that all 
 No postponed annotations in this module: DDP compares the hook's annotations with the classes themselves.
 """
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Optional, TypeAlias
@@ -58,6 +59,7 @@ class CommState:
         self._parameters = dict(parameters)
         self._name_of = {id(parameter): name for name, parameter in self._parameters.items()}
         self._plan = plan
+        self._warned = False
         self._slices: dict[tuple[int, ...], tuple[BucketSlice, ...]] = {}
         self._rebuilds_buckets = rebuilds_buckets
         self._num_backwards = 0
@@ -75,7 +77,17 @@ class CommState:
         assert len(plan.groups) == len(self._plan.groups), "the lanes were made for this number of groups"
         if plan.groups != self._plan.groups:
             self._slices.clear()
+        if plan.levels != self._plan.levels:
+            self._mark(plan.levels)
         self._plan = plan
+
+    def _mark(self, levels: tuple[int, ...]) -> None:
+        try:
+            self.lanes.set_levels(levels)
+        except OSError as error:
+            if not self._warned:
+                self._warned = True
+                warnings.warn(f"lightning_prio: a level could not be put on its lane: {error}", stacklevel=2)
 
     def take_observed_order(self) -> Optional[tuple[str, ...]]:
         """The order in which the gradients really came, once it is known; afterwards None.

@@ -8,15 +8,18 @@ numbers that are equal on all ranks, and adapting never makes another.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
 import torch.distributed as dist
 
-from lightning_prio.checks import check_integer
+from lightning_prio.marks import Connection, Mark, Marker
+from lightning_prio.nccl import nccl_options
+from lightning_prio.proof import ConnectionFinder
 
-_MAX_TRAFFIC_CLASS = 255
+_CONTROL, _DEFAULT = "control", "default"
 
 
 @dataclass(frozen=True)
@@ -35,17 +38,26 @@ class Lane:
 class LaneSet:
     """All process groups of one training run: the lanes, and one group for control collectives.
 
-    With gloo there is one lane for each group, and a level is a property of the lane's connections. With NCCL the
-    traffic class is fixed when a communicator is made, so there is one lane for each *level*, and a group uses that of
-    its level.
+    With gloo there is one lane for each group, and a level is a mark on the lane's connections, changed while training
+    runs. With NCCL the traffic class is fixed when a communicator is made, so there is one lane for each *level*, and a
+    group uses that of its level.
 
     Use `create`; call `close` on every path.
+
+    Attributes:
+        control: The group of the control collectives.
+        problems: Why lanes carry no marks, one line for each; known on all ranks.
     """
 
     def __init__(self, lanes: Sequence[Lane], control: dist.ProcessGroup, by_level: bool) -> None:
         self._lanes = tuple(lanes)
         self._by_level = by_level
         self.control = control
+        self.problems: list[str] = []
+        self._marker: Marker | None = None
+        self._connections: dict[str, tuple[Connection, ...]] = {}
+        self._put: dict[str, Mark] = {}
+        self._default_marks: list[Mark | None] = []
 
     @classmethod
     def create(
@@ -56,6 +68,7 @@ class LaneSet:
         num_levels: int,
         timeout: timedelta | None,
         traffic_class: Sequence[int] | None = None,
+        marker: Marker | None = None,
     ) -> LaneSet:
         """Make the process groups. Collective: every rank must call it at the same place with the same arguments.
 
@@ -65,8 +78,10 @@ class LaneSet:
             num_levels: Number of levels.
             timeout: Timeout of every collective; `new_group` does not inherit the default group's.
             traffic_class: NCCL traffic class of each level.
+            marker: How to put levels on the connections of gloo lanes; None puts none.
         """
         made: list[dist.ProcessGroup] = []
+        finder = ConnectionFinder() if marker is not None and backend == "gloo" else None
 
         def new_group(name: str, backend: str, options: object | None = None) -> dist.ProcessGroup:
             group = dist.new_group(  # noqa: TID251 - this is the one place
@@ -74,12 +89,18 @@ class LaneSet:
             )
             assert isinstance(group, dist.ProcessGroup), "every rank is a member of every lane"
             made.append(group)
+            if finder is not None:
+                finder.made(name, group)
             return group
 
         try:
+            if finder is not None:
+                default_group = dist.group.WORLD
+                assert default_group is not None
+                finder.existed(_DEFAULT, default_group)
             # On gloo whatever the gradients use: the agreed batch time is a number on the host, and must neither wait
             # for a stream nor queue behind gradients.
-            control = new_group("control", "gloo")
+            control = new_group(_CONTROL, "gloo")
             if backend == "nccl":
                 lanes = [
                     Lane(name, new_group(name, backend, nccl_options(level, traffic_class, timeout)))
@@ -87,10 +108,72 @@ class LaneSet:
                 ]
                 return cls(lanes, control, by_level=True)
             lanes = [Lane(name, new_group(name, backend)) for name in (f"group{index}" for index in range(num_groups))]
-            return cls(lanes, control, by_level=False)
+            lane_set = cls(lanes, control, by_level=False)
+            if finder is not None:
+                assert marker is not None
+                lane_set._mark_control(marker, finder, top_level=num_levels - 1)
+            return lane_set
         except BaseException:
             _destroy(made)
             raise
+
+    def _mark_control(self, marker: Marker, finder: ConnectionFinder, top_level: int) -> None:
+        """Find the connections; the control collectives, Lightning's own on the default group too, get the top level.
+
+        They are tiny, and everybody waits for them: they must not queue behind gradients.
+        """
+        self._connections = finder.prove(self.control)
+        self._default_marks = marker.read(self._connections[_DEFAULT])
+        self._marker = marker
+        mine = []
+        if finder.problem:
+            mine.append(finder.problem)
+        elif dist.get_world_size() > 1:
+            mine.extend(
+                f"no connection of lane {name} could be proven to be its own"
+                for name, connections in self._connections.items()
+                if not connections and name != _DEFAULT
+            )
+        if not mine:
+            try:
+                for name in (_CONTROL, _DEFAULT):
+                    self._mark(name, top_level)
+                for lane in self._lanes:
+                    self._mark(lane.name, 0)
+            except OSError as error:
+                mine.append(str(error))
+        everyones: list[list[str]] = [[] for _ in range(dist.get_world_size())]
+        dist.all_gather_object(everyones, mine, group=self.control)
+        self.problems = [f"rank {rank}: {problem}" for rank, theirs in enumerate(everyones) for problem in theirs]
+
+    def set_levels(self, levels: Sequence[int]) -> None:
+        """Put each group's level on its lane's connections. No collective: each rank marks what it sends itself.
+
+        Raises:
+            OSError: If the system refuses.
+        """
+        if self._marker is None or self._by_level:
+            return
+        for lane, level in zip(self._lanes, levels, strict=True):
+            self._mark(lane.name, level)
+
+    def _mark(self, name: str, level: int) -> None:
+        assert self._marker is not None
+        mark = self._marker.mark_of(level)
+        if self._put.get(name) == mark:
+            return
+        connections = self._connections[name]
+        self._marker.put(connections, mark)
+        carried = self._marker.read(connections)
+        if any(found not in (mark, None) for found in carried):
+            raise OSError(f"lane {name} was to carry {mark}, but its connections carry {carried}")
+        self._put[name] = mark
+
+    def read_marks(self) -> dict[str, list[Mark | None]]:
+        """What the connections of each group carry now, read from the sockets."""
+        if self._marker is None:
+            return {}
+        return {name: self._marker.read(connections) for name, connections in self._connections.items()}
 
     def lane(self, group: int, level: int) -> Lane:
         """The lane for a group at a level. No rank may choose otherwise: see [Note: one plan] in `comm_hook`."""
@@ -101,7 +184,13 @@ class LaneSet:
         return self._lanes
 
     def close(self) -> None:
-        """Destroy the process groups. No collective, waits for no other rank; the default group stays."""
+        """Destroy the process groups. No collective, waits for no other rank; the default group stays as it was."""
+        if self._marker is not None:
+            with contextlib.suppress(OSError):  # what cannot be put back must not keep the groups from being closed
+                for connection, mark in zip(self._connections[_DEFAULT], self._default_marks, strict=True):
+                    if mark is not None:
+                        self._marker.put([connection], mark)
+            self._marker = None
         _destroy([self.control, *(lane.process_group for lane in self._lanes)])
         self._lanes = ()
 
@@ -112,54 +201,3 @@ def _destroy(groups: Sequence[dist.ProcessGroup]) -> None:
         return
     for group in groups:
         dist.destroy_process_group(group)
-
-
-def check_traffic_class(traffic_class: Sequence[int] | None, num_levels: int) -> None:
-    """Check a user's list of traffic classes.
-
-    Raises:
-        ValueError: Unless there is one integer from 0 to 255 for each level.
-    """
-    if traffic_class is None:
-        return
-    if not isinstance(traffic_class, (list, tuple)) or len(traffic_class) != num_levels:
-        raise ValueError(
-            f"traffic_class must have one entry for each of the {num_levels} levels (num_levels), got {traffic_class!r}"
-        )
-    for value in traffic_class:
-        check_integer("traffic_class entries", value, at_least=0)
-        if value > _MAX_TRAFFIC_CLASS:
-            raise ValueError(
-                f"traffic_class entries must be at most {_MAX_TRAFFIC_CLASS}, got {value} in {traffic_class!r}"
-            )
-
-
-def nccl_options(
-    level: int, traffic_class: Sequence[int] | None, timeout: timedelta | None
-) -> dist.ProcessGroupNCCL.Options:
-    """Options of the communicator of one level.
-
-    Args:
-        level: 0 gets an ordinary stream, all others a high-priority one.
-        traffic_class: The class of each level; None leaves it to NCCL and its environment.
-        timeout: Timeout of its collectives.
-
-    Raises:
-        ValueError: If a traffic class is wanted and this version of torch or NCCL cannot set one.
-    """
-    options = dist.ProcessGroupNCCL.Options()
-    options.is_high_priority_stream = level > 0
-    if timeout is not None:
-        # Private, but without it `new_group` warns that its own timeout overrides the options' default.
-        options._timeout = timeout
-    # A communicator split from the default group with shared resources would inherit the default group's class.
-    if hasattr(options.config, "split_share"):
-        options.config.split_share = 0
-    if traffic_class is not None:
-        if not hasattr(options.config, "traffic_class"):
-            raise ValueError(
-                f"traffic_class={list(traffic_class)} needs a torch built with an NCCL that has traffic classes;"
-                " leave traffic_class unset or upgrade torch"
-            )
-        options.config.traffic_class = traffic_class[level]
-    return options

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Optional, Union
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Optional, Union
 
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.nn import Module
@@ -19,7 +19,9 @@ from lightning_prio.checks import check_integer, check_known, check_positive
 from lightning_prio.comm_hook import CommState, prio_allreduce_hook
 from lightning_prio.controller import PriorityController
 from lightning_prio.groups import Grouping, GroupingScheme, SmallRatioScheme
-from lightning_prio.lanes import LaneSet, check_traffic_class
+from lightning_prio.lanes import LaneSet
+from lightning_prio.marks import SocketMarks, check_dscp, default_dscp
+from lightning_prio.nccl import LAUNCH_ORDER, check_traffic_class, environment_conflicts
 from lightning_prio.plan import Plan
 from lightning_prio.policies import Policy, resolve_policy
 from lightning_prio.tasks import trainable_parameters
@@ -64,6 +66,8 @@ class PrioDDPMixin(_DDPStrategy):
         count_threshold: Number of good batches which must be exceeded before levels are lowered.
         policy: `"tail_first"`, or an object with the two methods of `Policy`.
         warmup_steps: Optimizer steps at the start of each fit whose time is not judged.
+        dscp: DSCP mark, 0 to 63, on gloo's connections: a list, one value for each level; `"default"` is 0 for level
+            0 and 34 for level 1 of 2; None puts no marks, so that levels change nothing on the network.
         traffic_class: NCCL traffic class for each level, 0 to 255: a service level on InfiniBand, a ToS byte on RoCE.
         bucket_cap_mb: DDP's bucket size in MiB. Chosen from the groups unless given: a group can only be sent when the
             bucket that it lies in is full.
@@ -98,6 +102,7 @@ class PrioDDPMixin(_DDPStrategy):
         count_threshold: int = 20,
         policy: Union[str, Policy] = "tail_first",
         warmup_steps: int = 5,
+        dscp: Union[list[int], Literal["default"], None] = "default",
         traffic_class: Optional[list[int]] = None,
         bucket_cap_mb: Optional[float] = None,
         find_unused_parameters: bool = False,
@@ -116,6 +121,10 @@ class PrioDDPMixin(_DDPStrategy):
         self._grouping = Grouping(num_groups, grouping, ratio_threshold, small_ratio_scheme)
         check_integer("warmup_steps", warmup_steps, at_least=0)
         check_traffic_class(traffic_class, num_levels)
+        if dscp is not None and not isinstance(dscp, str):
+            check_dscp(dscp, num_levels)
+        elif dscp not in (None, "default"):
+            raise ValueError(f"dscp must be a list with one entry for each level, 'default' or None, got {dscp!r}")
         if bucket_cap_mb is not None:
             check_positive("bucket_cap_mb", bucket_cap_mb, "MiB")
         self._controller_kwargs: dict[str, Any] = {
@@ -127,6 +136,7 @@ class PrioDDPMixin(_DDPStrategy):
         }
         PriorityController(num_groups, **self._controller_kwargs)  # so that errors come here, before any launch
         self._num_levels = num_levels
+        self._dscp = default_dscp(num_levels) if dscp == "default" else dscp
         self._bucket_cap_mb = bucket_cap_mb
         self._traffic_class: Optional[Sequence[int]] = traffic_class
         self._rebuilds_buckets = static_graph or not find_unused_parameters
@@ -169,7 +179,9 @@ class PrioDDPMixin(_DDPStrategy):
         if self._get_process_group_backend() == "nccl":
             # Several communicators in flight are only safe when all ranks launch in one order; read by NCCL when the
             # first communicator is made.
-            os.environ.setdefault("NCCL_LAUNCH_ORDER_IMPLICIT", "1")
+            os.environ.setdefault(LAUNCH_ORDER, "1")
+            for conflict in environment_conflicts(self._traffic_class):
+                rank_zero_warn(f"lightning_prio: {conflict}")
         super().setup_distributed()
 
     def make_plan(self, module: Module) -> Plan:
@@ -210,7 +222,13 @@ class PrioDDPMixin(_DDPStrategy):
             num_levels=self._num_levels,
             timeout=self._timeout,
             traffic_class=self._traffic_class,
+            marker=None if self._dscp is None else SocketMarks(self._dscp),
         )
+        if self._lanes.problems:
+            rank_zero_warn(
+                "lightning_prio: levels are not marked on the network, so raising one changes nothing outside this job;"
+                f" training goes on. {'; '.join(self._lanes.problems)}"
+            )
         parameters = {name: parameter for name, (_, parameter) in trainable_parameters(self.lightning_module).items()}
         self.comm_state = CommState(plan, parameters, self._lanes, self._rebuilds_buckets)
         wrapper = self._ddp_comm_wrapper

@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 
 from lightning_prio.agreement import AgreedTime
-from lightning_prio.lanes import LaneSet, nccl_options
+from lightning_prio.lanes import LaneSet
+from lightning_prio.nccl import nccl_options
 from ranks import RankPool, RanksFailed
 
 needs_nccl = pytest.mark.skipif(not dist.is_nccl_available(), reason="this build of torch has no NCCL")
