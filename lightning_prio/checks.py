@@ -22,7 +22,7 @@ def check_choice(argument: str, value: object, choices: Sequence[str]) -> None:
 
 def check_positive(argument: str, value: object, unit: str) -> None:
     """Raise ValueError unless `value` is a finite number above zero."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
         raise ValueError(f"{argument} must be a finite number of {unit} above 0, got {value!r}")
 
 

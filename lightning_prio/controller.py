@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from lightning_prio.checks import check_integer, check_positive
-from lightning_prio.policies import Policy, TailFirst
+from lightning_prio.policies import Policy, resolve_policy
 
 MAX_NUM_EVENTS = 10_000
 """Older events are dropped: a run of weeks must not grow without bound."""
@@ -78,7 +78,7 @@ class PriorityController:
         min_batch_time: float | None = None,
         coefficient: float | str = "5%",
         count_threshold: int = 20,
-        policy: Policy | None = None,
+        policy: Policy | str = "tail_first",
     ) -> None:
         check_integer("num_groups", num_groups, at_least=1)
         check_integer("num_levels", num_levels, at_least=2)
@@ -89,7 +89,7 @@ class PriorityController:
         self._preset = math.inf if min_batch_time is None else float(min_batch_time)
         self.num_levels = num_levels
         self._count_threshold = count_threshold
-        self._policy: Policy = TailFirst() if policy is None else policy
+        self._policy = resolve_policy(policy)
         self._num_batches = 0
         self.levels: tuple[int, ...] = (0,) * num_groups
         self.count = 0
@@ -155,7 +155,7 @@ class PriorityController:
         return {
             "levels": list(self.levels),
             "count": self.count,
-            "min_batch_time": self.min_batch_time,
+            "min_batch_time": None if math.isinf(self.min_batch_time) else self.min_batch_time,
             "num_batches": self._num_batches,
             "num_raises": self.num_raises,
             "num_lowers": self.num_lowers,
@@ -165,14 +165,21 @@ class PriorityController:
         """Take up a saved state.
 
         Raises:
-            ValueError: If its levels do not fit this controller's groups and levels.
+            ValueError: If its levels do not fit this controller's groups and levels, or a figure cannot be right.
+                Nothing is taken up then.
         """
-        self.levels = self._checked(state["levels"], "the saved levels")
-        self.count = int(state["count"])
-        self.min_batch_time = float(state["min_batch_time"])
-        self._num_batches = int(state["num_batches"])
-        self.num_raises = int(state["num_raises"])
-        self.num_lowers = int(state["num_lowers"])
+        levels = self._checked(state["levels"], "the saved levels")
+        counts = {name: state[name] for name in ("count", "num_batches", "num_raises", "num_lowers")}
+        for name, value in counts.items():
+            check_integer(f"the saved {name}", value, at_least=0)
+        minimum = state["min_batch_time"]
+        if minimum is not None:
+            check_positive("the saved min_batch_time", minimum, "seconds")
+        self.levels = levels
+        self.count = counts["count"]
+        self.min_batch_time = math.inf if minimum is None else float(minimum)
+        self._num_batches = counts["num_batches"]
+        self.num_raises, self.num_lowers = counts["num_raises"], counts["num_lowers"]
 
     def _change(self, kind: Literal["raise", "lower"], levels: Any, reason: str) -> bool:
         checked = self._checked(levels, f"policy {type(self._policy).__name__}")
@@ -186,14 +193,15 @@ class PriorityController:
         self.events.append(Event(self._num_batches, kind, self.levels, reason))
 
     def _checked(self, levels: Any, origin: str) -> tuple[int, ...]:
-        checked: tuple[int, ...] = tuple(levels)
-        if len(checked) != len(self.levels) or any(
-            not isinstance(level, int) or not 0 <= level < self.num_levels for level in checked
+        if (
+            not isinstance(levels, (list, tuple))
+            or len(levels) != len(self.levels)
+            or any(type(level) is not int or not 0 <= level < self.num_levels for level in levels)
         ):
             raise ValueError(
-                f"{origin}: expected {len(self.levels)} integer levels from 0 to {self.num_levels - 1}, got {checked!r}"
+                f"{origin}: expected {len(self.levels)} integer levels from 0 to {self.num_levels - 1}, got {levels!r}"
             )
-        return checked
+        return tuple(levels)
 
 
 def parse_coefficient(coefficient: float | str) -> Callable[[float], float]:

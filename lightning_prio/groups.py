@@ -5,12 +5,11 @@ Pure: task sequences in, groups out.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from lightning_prio.checks import check_choice, check_integer
+from lightning_prio.checks import check_choice, check_integer, check_positive
 from lightning_prio.tasks import GradientTask
 
 GroupingScheme = Literal["ratio", "bytes"]
@@ -59,10 +58,7 @@ class Grouping:
         check_integer("num_groups", self.num_groups, at_least=1)
         check_choice("grouping", self.scheme, get_args(GroupingScheme))
         check_choice("small_ratio_scheme", self.small_ratio_scheme, get_args(SmallRatioScheme))
-        if not self.ratio_threshold > 0 or math.isinf(self.ratio_threshold):
-            raise ValueError(
-                f"ratio_threshold must be a positive number of tasks per group, got {self.ratio_threshold!r}"
-            )
+        check_positive("ratio_threshold", self.ratio_threshold, "tasks per group")
 
     def apply(self, tasks: Sequence[GradientTask]) -> tuple[TaskGroup, ...]:
         """Cut a task sequence into groups; every task is in exactly one, the order stays, no group is empty."""

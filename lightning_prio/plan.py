@@ -9,9 +9,10 @@ Pure: a function of values that are equal on all ranks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
 
 from lightning_prio.groups import Grouping, TaskGroup
 from lightning_prio.tasks import GradientTask, ParameterSpec, observed_sequence, task_sequence
@@ -61,14 +62,16 @@ class Plan:
         return sum(group.num_bytes for group in self.groups)
 
     @cached_property
-    def group_of(self) -> dict[str, int]:
+    def group_of(self) -> Mapping[str, int]:
         """Group index by parameter name."""
-        return {
-            parameter.name: group.index
-            for group in self.groups
-            for task in group.tasks
-            for parameter in task.parameters
-        }
+        return MappingProxyType(
+            {
+                parameter.name: group.index
+                for group in self.groups
+                for task in group.tasks
+                for parameter in task.parameters
+            }
+        )
 
     def priority(self, group: int) -> int:
         """`level * num_groups + position`: compares any two groups of the job."""

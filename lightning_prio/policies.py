@@ -60,7 +60,7 @@ def resolve_policy(policy: str | Policy) -> Policy:
     if isinstance(policy, str):
         check_choice("policy", policy, tuple(_BY_NAME))
         return _BY_NAME[policy]()
-    if not isinstance(policy, Policy):
+    if isinstance(policy, type) or not isinstance(policy, Policy):
         raise ValueError(
             f"policy must be one of {list(_BY_NAME)} or have raise_levels and lower_levels, got {policy!r}"
         )

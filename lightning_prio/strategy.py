@@ -23,7 +23,7 @@ from lightning_prio.lanes import LaneSet
 from lightning_prio.marks import SocketMarks, check_dscp, default_dscp
 from lightning_prio.nccl import LAUNCH_ORDER, check_traffic_class, environment_conflicts
 from lightning_prio.plan import Plan
-from lightning_prio.policies import Policy, resolve_policy
+from lightning_prio.policies import Policy
 from lightning_prio.tasks import trainable_parameters
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class PrioDDPMixin(_DDPStrategy):
             "min_batch_time": min_batch_time,
             "coefficient": coefficient,
             "count_threshold": count_threshold,
-            "policy": resolve_policy(policy),
+            "policy": policy,
         }
         PriorityController(num_groups, **self._controller_kwargs)  # so that errors come here, before any launch
         self._num_levels = num_levels

@@ -73,14 +73,15 @@ def trainable_parameters(module: Module) -> dict[str, tuple[ParameterSpec, Any]]
     Returns:
         For each parameter name its spec and the parameter itself.
     """
-    # DDP's own, documented-in-code way to leave parameters out; it has no public reader.
+    # DDP's own way to leave parameters out; it has no public reader. DDP compares it with names that it builds itself,
+    # in which a parameter of the root module begins with a dot.
     ignored = frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
     seen: set[int] = set()
     found: dict[str, tuple[ParameterSpec, Any]] = {}
     for layer, submodule in module.named_modules():
         for short_name, parameter in submodule.named_parameters(recurse=False):
             name = f"{layer}.{short_name}" if layer else short_name
-            if id(parameter) in seen or not parameter.requires_grad or name in ignored:
+            if id(parameter) in seen or not parameter.requires_grad or f"{layer}.{short_name}" in ignored:
                 continue
             seen.add(id(parameter))
             num_bytes = parameter.numel() * parameter.element_size()
@@ -120,6 +121,6 @@ def observed_sequence(tasks: Sequence[GradientTask], parameter_order: Sequence[s
     place = {name: index for index, name in enumerate(parameter_order)}
     names = {parameter.name for task in tasks for parameter in task.parameters}
     if place.keys() != names or len(place) != len(parameter_order):
-        unknown = sorted(names.symmetric_difference(place))[:5]
-        raise ValueError(f"parameter_order must name each parameter once; it differs in {unknown}")
+        wrong = names.symmetric_difference(place) or {n for n in parameter_order if parameter_order.count(n) > 1}
+        raise ValueError(f"parameter_order must name each parameter once; it differs in {sorted(wrong)[:5]}")
     return tuple(sorted(tasks, key=lambda task: max(place[parameter.name] for parameter in task.parameters)))

@@ -242,3 +242,18 @@ class ForwardOrderReversed(Model):
         for layer in reversed(self.net):
             inputs = layer(inputs).relu()
         return functional.cross_entropy(inputs, targets)
+
+
+class IgnoredParameters(Model):
+    """DDP was told to leave parameters out; the name of one owned by the root module it never recognises."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(()))
+        self._ddp_params_and_buffers_to_ignore = ["gain", "net.2.bias"]
+
+    def network(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, NUM_CLASSES))
+
+    def loss(self, batch: list[Tensor]) -> Tensor:
+        return super().loss([batch[0] * self.gain, batch[1]])

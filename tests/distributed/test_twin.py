@@ -114,6 +114,12 @@ def test_sparse_gradients(two_ranks: RankPool) -> None:
         assert result.num_hook_calls == [2] * 12
 
 
+def test_parameters_that_ddp_ignores(two_ranks: RankPool) -> None:
+    for result in two_ranks.run(twin, TwinCase("IgnoredParameters", random_levels=True)):
+        assert torch.equal(result.ddp, result.prio)
+        assert result.num_hook_calls == [1] * 12
+
+
 @pytest.mark.parametrize("static_graph", [False, True])
 def test_task_sequence_is_observed(static_graph: bool, two_ranks: RankPool) -> None:
     """Registered back to front: after a few backwards the groups stand in the order of the gradients all the same."""

@@ -180,8 +180,32 @@ def test_groups_tasks_and_parameters_cannot_be_changed() -> None:
         (4096 * MIB, 25.0),
     ],
 )
-def test_the_bucket_cap_gives_two_buckets_to_each_group_within_bounds(num_bytes: int, expected: float) -> None:
+def test_the_bucket_cap_gives_two_buckets_to_each_of_equal_groups_within_bounds(
+    num_bytes: int, expected: float
+) -> None:
     assert make_plan("abcd", num_groups=4, num_bytes=num_bytes).bucket_cap_mb == expected
+
+
+@pytest.mark.parametrize(
+    ("group_mib", "expected"),
+    [
+        ([5, 11], 4.0),  # two buckets each would be 16 / 4 = 4, less than the smallest group
+        ([4, 12], 4.0),
+        ([3, 13], 3.0),  # the smallest group is less than that
+        ([13, 3], 3.0),  # wherever it stands
+        ([1, 1, 1, 29], 1.0),
+        ([1, 21, 21, 21], 1.0),  # 64 buckets of 1 MiB are not too many
+        ([1, 42, 42, 43], 2.0),  # but 128 are: 128 / 64 = 2
+        ([0, 42, 43, 43], 2.0),
+        ([0, 1], 0.25),  # 1 / 64 is below the lower bound
+        ([1, 1999], 25.0),  # 2000 / 64 = 31.25 is above the upper bound
+    ],
+)
+def test_the_bucket_cap_lets_the_smallest_group_go_without_making_too_many_buckets(
+    group_mib: list[int], expected: float
+) -> None:
+    specs = [ParameterSpec(f"{index}.w", f"{index}", mib * MIB) for index, mib in enumerate(group_mib)]
+    assert Plan.initial(specs, Grouping(len(group_mib))).bucket_cap_mb == expected
 
 
 def test_the_bucket_cap_counts_the_groups_that_there_are() -> None:
@@ -197,5 +221,5 @@ def test_a_model_without_parameters_has_an_empty_plan() -> None:
     plan = Plan.initial([], Grouping(4))
     assert (plan.groups, plan.levels, plan.tasks, plan.group_of) == ((), (), (), {})
     assert plan.num_bytes == 0
-    assert plan.bucket_cap_mb == 0.25
+    assert plan.bucket_cap_mb == 25.0  # DDP's own
     assert plan.with_order([]) == plan.with_levels([]) == plan
