@@ -1,7 +1,8 @@
-"""`lightning-prio`: LightningCLI with our strategies registered, and `plan`.
+"""`lightning-prio`: LightningCLI with our strategies registered, `plan` and `doctor`.
 
 lightning-prio fit --config configs/digits_prio_ddp.yaml
 lightning-prio plan --config configs/digits_prio_ddp.yaml
+lightning-prio doctor
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from pytorch_lightning.cli import LightningCLI  # noqa: TID251
 from rich.console import Console
 from rich.table import Table
 
+from lightning_prio import doctor
 from lightning_prio.plan import Plan
 from lightning_prio.pytorch import PrioDDPStrategy
 
 _DESCRIPTION = (
     "fit, validate, test and predict are LightningCLI's own, with the prio_ddp strategies registered;"
-    " plan takes the arguments of fit and prints the task sequence and the groups instead of training."
+    " plan takes the arguments of fit and prints the task sequence and the groups instead of training;"
+    " doctor says whether a raised level would have an effect on this network (see doctor --help)."
 )
 
 
@@ -81,6 +84,8 @@ def _caption(plan: Plan) -> str:
 
 def main() -> None:
     """Entry point of the console script; the command line is `sys.argv`."""
+    if sys.argv[1:2] == ["doctor"]:
+        sys.exit(doctor.main(sys.argv[2:]))
     # As with `python -m`: a model's class is found from the folder one stands in.
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())

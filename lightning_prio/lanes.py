@@ -169,6 +169,10 @@ class LaneSet:
             raise OSError(f"lane {name} was to carry {mark}, but its connections carry {carried}")
         self._put[name] = mark
 
+    def connections(self, name: str) -> tuple[Connection, ...]:
+        """The connections that were proven to be a lane's own; none where marks were not wanted or not possible."""
+        return self._connections.get(name, ())
+
     def read_marks(self) -> dict[str, list[Mark | None]]:
         """What the connections of each group carry now, read from the sockets."""
         if self._marker is None:
