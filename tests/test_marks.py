@@ -156,7 +156,7 @@ def marks_by_lane(rank: int) -> list[dict[str, set[Any]]]:
         dist.all_reduce(torch.ones(1000), group=lanes.lanes[0].process_group)
         seen.append({name: set(found) for name, found in lanes.read_marks().items()})
     problems = lanes.problems
-    default = lanes._connections["default"]
+    default = lanes.connections("default")
     lanes.close()
     seen.append({"default after close": set(SocketMarks([0]).read(default)), "problems": set(problems)})
     return seen

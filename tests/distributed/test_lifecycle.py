@@ -276,3 +276,30 @@ def test_data_are_split_over_ranks_and_trained_once(two_ranks: RankPool) -> None
     (stock_0, ours_0), (stock_1, ours_1) = two_ranks.run(trained_samples)
     assert (ours_0, ours_1) == (stock_0, stock_1)
     assert sorted(ours_0 + ours_1) == list(range(10))
+
+
+def profiled_labels(rank: int) -> tuple[dict[str, int], int]:
+    labels: dict[str, int] = {}
+    num_buckets = 0
+
+    class Count(pl.Callback):
+        def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            nonlocal num_buckets
+            num_buckets = trainer.strategy.comm_state.num_hook_calls
+
+    model = MLP()
+    strategy = PrioDDPStrategy(num_groups=2, bucket_cap_mb=100)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        trainer(rank, strategy, max_steps=3, callbacks=[Count()]).fit(model, model.loader(9, dist.get_world_size()))
+    for event in profile.key_averages():
+        if event.key.startswith("prio::"):
+            labels[event.key] = event.count
+    return labels, num_buckets
+
+
+def test_each_launch_is_labelled_for_the_profiler(two_ranks: RankPool) -> None:
+    for labels, num_buckets in two_ranks.run(profiled_labels):
+        # One bucket a step. In step 1 it lies in order of registration, in steps 2 and 3 in that of the gradients:
+        # either way each of the two groups is one slice of it.
+        assert num_buckets == 3
+        assert labels == {"prio::group0::level0": 3, "prio::group1::level0": 3}
