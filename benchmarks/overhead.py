@@ -31,8 +31,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_prio import PrioDDPStrategy
 
-NUM_WARMUP_STEPS = 8
+NUM_WARMUP_STEPS = 5
 WORKLOADS = ("mlp200", "resnet18")
+BASELINES = ("ddp", "ddp_same_buckets")
 
 
 class Workload(pl.LightningModule):
@@ -102,29 +103,22 @@ def median_step_seconds(name: str, strategy: DDPStrategy, num_steps: int) -> flo
     return statistics.median(times.seconds)
 
 
-def measure(name: str, num_pairs: int, num_steps: int) -> dict[str, Any]:
+def measure(name: str, baselines: list[str], num_pairs: int, num_steps: int) -> dict[str, Any]:
     cap_mb = PrioDDPStrategy().make_plan(workload(name)).bucket_cap_mb
-    make = {
-        "ddp": DDPStrategy,
-        "ddp_same_buckets": lambda: DDPStrategy(bucket_cap_mb=cap_mb),
-        "prio_ddp": PrioDDPStrategy,
-    }
+    known = {"ddp": DDPStrategy, "ddp_same_buckets": lambda: DDPStrategy(bucket_cap_mb=cap_mb)}
+    make: dict[str, Any] = {**{baseline: known[baseline] for baseline in baselines}, "prio_ddp": PrioDDPStrategy}
     seconds: dict[str, list[float]] = {strategy: [] for strategy in make}
     for pair in range(num_pairs):
         for strategy in list(make) if pair % 2 == 0 else list(reversed(make)):
             seconds[strategy].append(median_step_seconds(name, make[strategy](), num_steps))
-
-    def ratio(other: str) -> float:
-        return statistics.median(
-            ours / theirs for ours, theirs in zip(seconds["prio_ddp"], seconds[other], strict=True)
-        )
-
-    return {
-        **{f"{strategy}_median_step_ms": round(1000 * statistics.median(s), 2) for strategy, s in seconds.items()},
-        "prio_ddp_over_ddp": round(ratio("ddp"), 4),
-        "prio_ddp_over_ddp_same_buckets": round(ratio("ddp_same_buckets"), 4),
-        "bucket_cap_mb": round(cap_mb, 3),
+    result: dict[str, Any] = {
+        f"{strategy}_median_step_ms": round(1000 * statistics.median(s), 2) for strategy, s in seconds.items()
     }
+    for other in baselines:
+        ratios = [ours / theirs for ours, theirs in zip(seconds["prio_ddp"], seconds[other], strict=True)]
+        result[f"prio_ddp_over_{other}"] = round(statistics.median(ratios), 4)
+        result[f"prio_ddp_over_{other}_of_each_pair"] = [round(each, 3) for each in ratios]
+    return {**result, "bucket_cap_mb": round(cap_mb, 3)}
 
 
 def main() -> None:
@@ -132,6 +126,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=9, help="number of interleaved comparisons")
     parser.add_argument("--steps", type=int, default=40, help="timed steps of each fit")
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument("--against", nargs="+", choices=BASELINES, default=list(BASELINES))
     args = parser.parse_args()
     if "LOCAL_RANK" not in os.environ:  # start both ranks alike; the Trainers then find their processes made
         with socket.socket() as probe:
@@ -151,7 +146,7 @@ def main() -> None:
     logging.getLogger("lightning.fabric").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
-    results = {name: measure(name, args.pairs, args.steps) for name in args.workloads}
+    results = {name: measure(name, args.against, args.pairs, args.steps) for name in args.workloads}
     if os.environ["RANK"] == "0":
         print(json.dumps({"pairs": args.pairs, "steps": args.steps, **results}))
 

@@ -11,13 +11,25 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Worker processes import the test modules by name.
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+_TESTS = Path(__file__).resolve().parent
+# Worker processes import the test modules by name; the lab's modules are scripts that stand beside each other.
+sys.path[:0] = [str(_TESTS), str(_TESTS.parent), str(_TESTS.parent / "benchmarks")]
+
+from lab import missing  # noqa: E402
 
 from ranks import RankPool  # noqa: E402
 
 # What pytest, seed_everything and the OpenMP of scikit-learn set; restored after each test like all others.
 _OTHERS_VARIABLES = ("PYTEST_", "PL_GLOBAL_SEED", "PL_SEED_WORKERS", "KMP_")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tests of the lab run where it can be built, are skipped with the reason elsewhere, and required in CI."""
+    if item.get_closest_marker("lab") is None or not (reasons := missing()):
+        return
+    if os.environ.get("LAB_REQUIRED"):
+        pytest.fail(f"LAB_REQUIRED is set, but {'; '.join(reasons)}")
+    pytest.skip("; ".join(reasons))
 
 
 @pytest.fixture(scope="session")

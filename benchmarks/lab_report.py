@@ -1,0 +1,212 @@
+"""What the runs in the lab say: figures of one run, and the table over all of them. No torch."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lab_run import WARMUP_STEPS
+
+SETTLE_STEPS = 15  # after the onset: what comes later is the steady state
+_NEAR = 1.05  # times the empty link's step time
+_NUM_NEAR_STEPS = 3
+_COUNT_THRESHOLD = 20  # prio_ddp's default
+_WIRE_OVERHEAD = 1514 / 1448  # Ethernet, IP and TCP headers of a full segment
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One run.
+
+    Attributes:
+        quiet: Median step in seconds before the neighbours started.
+        contended: Median step in seconds beside the neighbours, from `SETTLE_STEPS` steps after the onset on.
+        slow_share: Share of those steps that took more than 5 % longer than the quiet median.
+        reaction: Steps from the onset to the first of three in a row within 5 % of the quiet median; None: never.
+        release: Steps from the neighbours' end until all levels were 0; None: they never were.
+        changes: Most steps with a changed level within any 20 contended steps once settled.
+        raised_share: Share of the contended steps, once settled, with any level raised.
+        neighbours: Median step of each neighbour that trains, in seconds.
+        utilisation: Share of the trunk's rate used between onset and end, of the busier direction.
+        marked_share: Share of the measured job's bytes that went in classes above level 0.
+    """
+
+    quiet: float
+    contended: float
+    slow_share: float
+    reaction: int | None
+    release: int | None
+    changes: int
+    raised_share: float
+    neighbours: tuple[float, ...]
+    utilisation: float
+    marked_share: float
+
+
+def figures(run: dict[str, Any], rate_mbit: float) -> Figures:
+    """The figures of a run as `lab_run.conduct` returns it.
+
+    Args:
+        run: The run.
+        rate_mbit: Rate of the trunk in Mbit/s.
+    """
+    measured, *others = run["jobs"]
+    steps = measured["steps"]
+    onset, end = run["onset"], run["end"]
+    quiet = statistics.median(s["seconds"] for s in steps[WARMUP_STEPS:] if s["time"] <= onset)
+    contended = [s for s in steps if onset < s["time"] <= end]
+    settled = contended[SETTLE_STEPS:] or contended
+    near = [s["seconds"] <= _NEAR * quiet for s in contended]
+    after = [s["levels"] for s in steps if s["time"] > run["left"]]
+    changed = [now["levels"] != before["levels"] for before, now in itertools.pairwise(settled)]
+    sent = run["class_bytes"][0]
+    return Figures(
+        quiet=quiet,
+        contended=statistics.median(s["seconds"] for s in settled),
+        slow_share=statistics.mean(s["seconds"] > _NEAR * quiet for s in settled),
+        reaction=next((i for i in range(len(near)) if near[i : i + _NUM_NEAR_STEPS] == [True] * _NUM_NEAR_STEPS), None),
+        release=next((index for index, levels in enumerate(after) if not any(levels)), None),
+        changes=max((sum(changed[i : i + _COUNT_THRESHOLD]) for i in range(len(changed))), default=0),
+        raised_share=statistics.mean(any(s["levels"]) for s in settled),
+        neighbours=tuple(
+            statistics.median(seconds)
+            for other in others
+            if (seconds := [s["seconds"] for s in other["steps"] if settled[0]["time"] < s["time"] <= end])
+        ),
+        utilisation=max(run["trunk_bytes"]) * 8 / run["seconds"] / (rate_mbit * 1e6),
+        marked_share=sum(sent[1:]) / max(sum(sent), 1),
+    )
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What no schedule can beat, in seconds: at least max(C, M), and without overlap forward + max(backward, M).
+
+    Attributes:
+        compute: C, forward and backward together.
+        communication: M, the gradients' time on the empty link.
+        step: max(C, M).
+        step_without_overlap: forward + max(backward, M).
+    """
+
+    compute: float
+    communication: float
+    step: float
+    step_without_overlap: float
+
+
+def limits(gradient_mb: float, rate_mbit: float, forward: float, backward: float) -> Limits:
+    """The limits of a job of two ranks, each of which sends as much as the gradients are.
+
+    Args:
+        gradient_mb: All gradients together, in 10^6 bytes.
+        rate_mbit: Rate of the link in Mbit/s.
+        forward: Seconds of a forward.
+        backward: Seconds of a backward.
+    """
+    communication = gradient_mb * 8 * _WIRE_OVERHEAD / rate_mbit
+    compute = forward + backward
+    return Limits(compute, communication, max(compute, communication), forward + max(backward, communication))
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table: one scenario with one strategy of the measured job, over all repeats.
+
+    Attributes:
+        scenario: Title of the scenario.
+        job: Title of the measured job's strategy.
+        runs: The figures of each repeat.
+        same_cap_alone: Of each repeat, the median step of plain ddp with prio_ddp's bucket cap, alone, in seconds (T).
+        stock_alone: The same of plain ddp with its own bucket cap (S).
+        neighbour_alone: The same of the neighbours' strategy; None if there is no neighbour that trains.
+    """
+
+    scenario: str
+    job: str
+    runs: Sequence[Figures]
+    same_cap_alone: Sequence[float]
+    stock_alone: Sequence[float]
+    neighbour_alone: Sequence[float] | None
+
+    def values(self) -> dict[str, Any]:
+        """Medians over the repeats, of ratios within one repeat; times in milliseconds."""
+        runs = self.runs
+
+        def ratio(alone: Sequence[float]) -> float:
+            return statistics.median(run.contended / base for run, base in zip(runs, alone, strict=True))
+
+        def worst(counts: Sequence[int | None]) -> int | None:
+            return None if None in counts else max(count for count in counts if count is not None)
+
+        to_same_cap = [run.contended / base for run, base in zip(runs, self.same_cap_alone, strict=True)]
+        neighbour = neighbour_ratio = None
+        if self.neighbour_alone is not None:
+            neighbour = statistics.median(1000 * max(run.neighbours) for run in runs)
+            neighbour_ratio = statistics.median(
+                max(run.neighbours) / base for run, base in zip(runs, self.neighbour_alone, strict=True)
+            )
+        return {
+            "scenario": self.scenario,
+            "job": self.job,
+            "repeats": len(runs),
+            "quiet_ms": statistics.median(1000 * run.quiet for run in runs),
+            "contended_ms": statistics.median(1000 * run.contended for run in runs),
+            "ratio_to_same_cap_alone": statistics.median(to_same_cap),
+            "ratio_range": [min(to_same_cap), max(to_same_cap)],
+            "ratio_to_stock_alone": ratio(self.stock_alone),
+            "slow_share": statistics.median(run.slow_share for run in runs),
+            "reaction_steps": worst([run.reaction for run in runs]),
+            "release_steps": worst([run.release for run in runs]),
+            "most_changes": max(run.changes for run in runs),
+            "raised_share": statistics.median(run.raised_share for run in runs),
+            "neighbour_ms": neighbour,
+            "neighbour_ratio": neighbour_ratio,
+            "utilisation": statistics.median(run.utilisation for run in runs),
+            "marked_share": statistics.median(run.marked_share for run in runs),
+        }
+
+
+_HEAD = (
+    "| scenario | job | quiet ms | contended ms | ratio to T (min-max) | ratio to S | slow steps | reaction | release"
+    " | changes | raised | neighbour ms (ratio) | link used | marked bytes |"
+)
+
+
+def markdown(rows: Sequence[dict[str, Any]]) -> str:
+    """The table: T and S are plain ddp alone, with prio_ddp's bucket cap and with its own.
+
+    Args:
+        rows: The values of each row.
+    """
+
+    def line(row: dict[str, Any]) -> str:
+        prio, alone = row["job"].startswith("prio_ddp"), row["scenario"].startswith("nobody")
+        low, high = row["ratio_range"]
+        neighbour = "" if row["neighbour_ms"] is None else f"{row['neighbour_ms']:.0f} ({row['neighbour_ratio']:.2f})"
+        cells = (
+            row["scenario"],
+            row["job"],
+            f"{row['quiet_ms']:.0f}",
+            f"{row['contended_ms']:.0f}",
+            f"{row['ratio_to_same_cap_alone']:.2f} ({low:.2f}-{high:.2f})",
+            f"{row['ratio_to_stock_alone']:.2f}",
+            f"{row['slow_share']:.0%}",
+            "" if alone else _steps(row["reaction_steps"]),
+            _steps(row["release_steps"]) if prio and not alone else "",
+            str(row["most_changes"]) if prio else "",
+            f"{row['raised_share']:.0%}" if prio else "",
+            neighbour,
+            f"{row['utilisation']:.0%}",
+            f"{row['marked_share']:.0%}",
+        )
+        return f"| {' | '.join(cells)} |"
+
+    return "\n".join([_HEAD, "|---" * _HEAD.count(" | ") + "|---|", *map(line, rows)])
+
+
+def _steps(count: int | None) -> str:
+    return "never" if count is None else str(count)
