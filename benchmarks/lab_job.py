@@ -20,12 +20,12 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from lab_files import GO, READY, STOP, JobFiles
 from pytorch_lightning.strategies import DDPStrategy
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, IterableDataset
 
+from lab_files import GO, READY, STOP, JobFiles
 from lightning_prio import PrioDDPStrategy
 
 _FORWARD_SECONDS, _BACKWARD_SECONDS = 0.010, 0.020

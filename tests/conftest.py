@@ -16,7 +16,6 @@ _TESTS = Path(__file__).resolve().parent
 sys.path[:0] = [str(_TESTS), str(_TESTS.parent), str(_TESTS.parent / "benchmarks")]
 
 from lab import missing  # noqa: E402
-
 from ranks import RankPool  # noqa: E402
 
 # What pytest, seed_everything and the OpenMP of scikit-learn set; restored after each test like all others.

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from lab import INTERFACE, Lab
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from lab import Lab, LabError
 from lab_files import GO, READY, JobFiles
 from lab_report import WARMUP_STEPS, Figures, figures, limits
