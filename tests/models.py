@@ -15,35 +15,40 @@ NUM_CLASSES = 4
 BATCH_SIZE = 4
 
 
-class RankEnvironment(ClusterEnvironment):
-    """The processes exist already and have a process group: nothing to launch."""
+class OnRank:
+    """What a cluster environment says where the processes exist already and have a process group."""
+
+    creates_processes_externally = True
 
     def __init__(self, rank: int, world_size: int) -> None:
         super().__init__()
-        self._rank, self._world_size = rank, world_size
+        self._on_rank, self._of_size = rank, world_size
 
-    creates_processes_externally = True
+    def world_size(self) -> int:
+        return self._of_size
+
+    def set_world_size(self, size: int) -> None:
+        assert size == self._of_size
+
+    def global_rank(self) -> int:
+        return self._on_rank
+
+    def set_global_rank(self, rank: int) -> None:
+        assert rank == self._on_rank
+
+    def local_rank(self) -> int:
+        return self._on_rank
+
+
+class RankEnvironment(OnRank, ClusterEnvironment):
+    """For `pytorch_lightning`."""
+
     main_address = "127.0.0.1"
     main_port = 0
 
     @staticmethod
     def detect() -> bool:
         return False
-
-    def world_size(self) -> int:
-        return self._world_size
-
-    def set_world_size(self, size: int) -> None:
-        assert size == self._world_size
-
-    def global_rank(self) -> int:
-        return self._rank
-
-    def set_global_rank(self, rank: int) -> None:
-        assert rank == self._rank
-
-    def local_rank(self) -> int:
-        return self._rank
 
     def node_rank(self) -> int:
         return 0

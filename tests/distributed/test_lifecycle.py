@@ -55,29 +55,8 @@ def test_fit_test_fit_with_one_strategy(two_ranks: RankPool) -> None:
         assert notes == [(0, None, None, True), 0, (0, None, None, True), 0, 8, 1, 2.0]
 
 
-class OtherEnvironment(LightningEnvironment):
-    """`models.RankEnvironment` for the other namespace."""
-
-    def __init__(self, rank: int, world_size: int) -> None:
-        super().__init__()
-        self._rank, self._size = rank, world_size
-
-    creates_processes_externally = True
-
-    def world_size(self) -> int:
-        return self._size
-
-    def set_world_size(self, size: int) -> None:
-        assert size == self._size
-
-    def global_rank(self) -> int:
-        return self._rank
-
-    def set_global_rank(self, rank: int) -> None:
-        assert rank == self._rank
-
-    def local_rank(self) -> int:
-        return self._rank
+class OtherEnvironment(models.OnRank, LightningEnvironment):
+    """For `lightning.pytorch`."""
 
 
 class OtherModel(lightning.pytorch.LightningModule):

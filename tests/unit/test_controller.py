@@ -9,23 +9,9 @@ from typing import Any
 import pytest
 
 from lightning_prio.controller import PriorityController
+from unit.controllers import happened, make, train
 
 BELOW_THRESHOLD = math.nextafter(1.1, 0)  # for minimum 1.0 and coefficient 0.1, whose sum is exactly 1.1
-
-
-def make(num_groups: int = 3, **arguments: Any) -> PriorityController:
-    return PriorityController(num_groups, **{"coefficient": 0.1, "count_threshold": 3, **arguments})
-
-
-def train(controller: PriorityController, *batch_times: float) -> PriorityController:
-    for batch_time in batch_times:
-        controller.begin_batch()
-        controller.end_batch(batch_time)
-    return controller
-
-
-def happened(controller: PriorityController) -> list[tuple[int, str]]:
-    return [(event.batch, event.kind) for event in controller.events]
 
 
 # --- judging one batch --------------------------------------------------------------------------------------------

@@ -11,25 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_prio.controller import PriorityController
 from lightning_prio.policies import TailFirst
+from unit.controllers import make, train
 
 BELOW_THRESHOLD = math.nextafter(1.1, 0)  # for minimum 1.0 and coefficient 0.1, whose sum is exactly 1.1
-
-
-def make(num_groups: int = 3, **arguments: Any) -> PriorityController:
-    return PriorityController(num_groups, **{"coefficient": 0.1, "count_threshold": 3, **arguments})
-
-
-def train(controller: PriorityController, *batch_times: float) -> PriorityController:
-    for batch_time in batch_times:
-        controller.begin_batch()
-        controller.end_batch(batch_time)
-    return controller
-
-
-def happened(controller: PriorityController) -> list[tuple[int, str]]:
-    return [(event.batch, event.kind) for event in controller.events]
 
 
 # --- any batch times ----------------------------------------------------------------------------------------------
